@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""The error of each activation format: W4A16, W4A8 in E4M3 and in int8, W4A4, over distributions of activations.
+"""Measures the error of each activation format (W4A16, W4A8 in E4M3 and in int8, W4A4) for several distributions.
 
-A layer of two experts that every token goes through, weights normal, quantized by this library (scales "max"), rows and
-output in fp32. The truth is the same layer in float64 with the weights that were quantized and hidden in bf16: what a bf16
-model computes, without its roundings. Relative L2 over all tokens, against that truth and against W4A16 (whose weights
-are the same NVFP4, so that activations alone differ, and under fp8 the weights' rounding to E4M3).
+The layer has two experts that every token uses, normally distributed weights quantized by this library (search "max"),
+and rows and output in fp32. The truth is the same layer in float64, with the original weights and hidden in bf16: a
+bf16 model without its roundings. Errors are relative L2 over all tokens, against that truth and against W4A16. W4A16
+has the same NVFP4 weights, so that only activations differ, and with fp8 also the weights' rounding to E4M3.
 
-    PYTHONPATH=build/cpu/python python3 bench/activation_accuracy.py --out bench/results/activation-accuracy-cpu-990086d.json
-    python3 bench/activation_accuracy.py --table bench/results/activation-accuracy-cpu-990086d.json
+    PYTHONPATH=build/cpu/python python3 bench/activation_accuracy.py --out
+    bench/results/activation-accuracy-cpu-990086d.json python3 bench/activation_accuracy.py --table
+    bench/results/activation-accuracy-cpu-990086d.json
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ EXPERTS, TOKENS = 2, 64
 
 
 def to_bf16(x: np.ndarray) -> np.ndarray:
-    """float32 rounded to bf16, as float32."""
+    """Rounds float32 to bf16, returned as float32."""
     bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
     rounded = (bits + 0x7FFF + (bits >> np.uint64(16) & np.uint64(1))) & np.uint64(0xFFFF0000)
     return rounded.astype(np.uint32).view(np.float32)
 
 
 def draw(distribution: str, tokens: int, hidden: int, random: np.random.Generator) -> np.ndarray:
-    """Hidden (tokens, hidden) in bf16."""
+    """Draws (tokens, hidden) in bf16."""
     x = random.standard_normal((tokens, hidden))
-    if distribution == "gains":  # each channel has its own size, exp(N(0, 0.5)), and 1 of 128 is 10 times as large
+    if distribution == "gains":  # each channel has a gain exp(N(0, 0.5)), and 1 of 128 is 10 times as large
         gains = np.exp(0.5 * random.standard_normal(hidden))
         gains[random.permutation(hidden)[: hidden // 128]] *= 10
         x = x * gains
@@ -125,7 +126,7 @@ def measure(backend: str) -> list[dict[str, object]]:
 
 
 def table(bench: dict) -> str:
-    """Of numerics.md: against the truth / against W4A16, a line for each shape and distribution."""
+    """Makes the table of numerics.md: errors against the truth / against W4A16, by shape and distribution."""
     found = {(row["shape"], row["activations"], row["activation_format"]): row for row in bench["results"]}
     formats = list(dict.fromkeys(row["activation_format"] for row in bench["results"]))
     lines = [

@@ -1,13 +1,13 @@
-// The work of the Blackwell GEMMs as their plan and scheduler deal it out, without a device: one
-// JSON object, for bench/estimate_blackwell.py.
+// Prints the work of the Blackwell GEMMs, computed without a device by their plan and scheduler, as
+// one JSON object for bench/estimate_blackwell.py.
 //
 //   bench_blackwell_plans
 //
-// For every chip, layer shape and number of tokens: the configuration that the plan takes, and what
-// its launch comes to with a routing drawn uniformly, mean over some of them: tiles, k-blocks of
-// all ctas and of the cta with the most, octets of rows times k-blocks likewise (what is
-// multiplied), bytes of weights and rows that are read. Configurations, bounds and the schedule are
-// the kernels' own.
+// For every chip, layer shape and number of tokens it prints the configuration that the plan
+// chooses and the work of its launch, as the mean over several uniformly random routings: tiles;
+// k-blocks of all ctas and of the busiest cta; octets of rows times k-blocks (the multiplications),
+// in the same two ways; bytes of weights and rows that are read. Configurations, bounds and the
+// schedule are those of the kernels.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -30,7 +30,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Where a rank has few rows, how many experts they hit varies most.
+// More draws if a rank has few rows, because then the number of experts hit varies most.
 int draws_of(int64_t tokens) { return tokens <= 64 ? 128 : 8; }
 
 struct Chip {
@@ -41,7 +41,7 @@ struct Chip {
 constexpr Chip kChips[] = {
     {"B200", "sm100", 148}, {"RTX 5090", "sm120", 170}, {"RTX PRO 6000", "sm120", 188}};
 
-// Shapes of bench_hopper_layers, and ranks of the published figures.
+// The shapes of bench_hopper_layers, and the ranks of published figures.
 struct LayerShape {
   const char* name;
   int64_t local_experts, experts, top_k, hidden, intermediate;
@@ -51,12 +51,12 @@ constexpr LayerShape kShapes[] = {
     {"qwen30b", 128, 128, 8, 2048, 768},    {"mixtral", 8, 8, 2, 4096, 14336},
     {"v4pro_ep4", 96, 384, 6, 7168, 3072},  {"v4flash_ep4", 64, 256, 6, 4096, 2048},
     {"v4flash_ep8", 32, 256, 6, 4096, 2048}};
-constexpr size_t kOwnShapes = 4;  // the others are of published figures, all on B200 and its like
+constexpr size_t kOwnShapes = 4;  // the others are of published figures, all on B200 and similar
 constexpr int64_t kTokens[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
 constexpr int64_t kPublishedTokens[] = {8,    32,   256,   2048,
                                         4096, 8192, 32768, 65536};  // of all ranks
 
-// A backend's configurations, as its config.h has them.
+// A backend's configurations, from its config.h.
 struct Table {
   int block_k, max_ctas;
   std::vector<const char*> names;
@@ -96,7 +96,7 @@ bool table_of(const std::string& backend, Table& table) {
 #endif
 }
 
-// Rows of each local expert.
+// Draws a routing and returns the rows of each local expert.
 std::vector<int32_t> draw_rows(Random& random, const LayerShape& shape, int64_t tokens,
                                int64_t& local_tokens) {
   std::vector<int32_t> rows(static_cast<size_t>(shape.local_experts), 0);
@@ -118,7 +118,7 @@ std::vector<int32_t> draw_rows(Random& random, const LayerShape& shape, int64_t 
   return rows;
 }
 
-// What one launch comes to.
+// The work of one launch.
 struct Launch {
   double tiles = 0, splits = 0, k_blocks = 0, longest_k_blocks = 0, octet_k_blocks = 0,
          longest_octet_k_blocks = 0;
@@ -139,7 +139,7 @@ struct Launch {
   }
 };
 
-// tile_rows: rows of each tile of rows, in the order that route lists them. m, k: weight rows and
+// tile_rows: the rows of each tile, in the order in which route lists them. m, k: weight rows and
 // columns of an expert.
 void add_launch(Launch& sum, const Table& table, size_t config, bool split_k, int ctas, int64_t m,
                 int64_t k, const std::vector<int32_t>& tile_rows) {
@@ -192,7 +192,7 @@ Json cell_json(const Chip& chip, const Table& table, const LayerShape& shape, in
     std::vector<int32_t> tiles;
     std::vector<int32_t> rows_of_experts;
     do
-      // a rank without a row is not timed
+      // a rank without rows does not count
       rows_of_experts = draw_rows(random, shape, tokens, local_tokens);
     while (std::reduce(rows_of_experts.begin(), rows_of_experts.end()) == 0);
     for (const int32_t of_expert : rows_of_experts) {

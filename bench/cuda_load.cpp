@@ -1,14 +1,14 @@
-// How long a layer takes from its weights to its first answer on a GPU: deepseek-v4-flash's 256
+// Times how long a layer takes to load on a GPU, up to its first result: deepseek-v4-flash's 256
 // experts.
 //
 //   bench_cuda_load [--device cuda:N] [--repeats N] [--commit SHA]
 //
-// JSON on stdout. The same weights, every expert's its own, in three places, one load after the
-// other in each repeat: "pageable" memory, as a loader that read files leaves them; "pinned"
-// (page-locked) memory; and "cuda", the GPU itself. "context": what CUDA's first call takes;
-// "open": packing, with all checks; "warmup": the layer's own. "best_open_s" is the smallest of
-// each, "cuda_over_pinned" their quotient, which is to be at most 1. Beside them, what bounds
-// packing from the host: the rate of plain copies of the same bytes.
+// Prints JSON. Each repeat loads the same weights, different for every expert, from three places:
+// "pageable" memory, as after reading files; "pinned" (page-locked) memory; and "cuda", the GPU
+// itself. "context" is the time of CUDA's first call, "open" of packing with all checks, "warmup"
+// of the layer's warm-up. "best_open_s" has the smallest open time of each place;
+// "cuda_over_pinned" is their quotient, which should be at most 1. The rate of plain copies of the
+// same bytes, which bounds packing from the host, is printed too.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ double seconds(const auto& body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// One expert: codes of gate, up and down, then their scales, 0x20 .. 0x5F.
+// Fills one expert: codes of gate, up and down, then their scales, 0x20 .. 0x5F.
 void fill(uint8_t* bytes, uint64_t seed) {
   uint64_t state = seed * 2654435761u + 88172645463325252u;
   for (int64_t i = 0; i < kExpertBytes; i += 8) {

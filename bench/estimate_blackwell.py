@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""An estimate, not a measurement, of the FP4 backends on Blackwell chips: what a layer would take and what would limit it.
+"""Estimates, without a measurement, the time of the FP4 backends on Blackwell chips and what would limit it.
 
-    bench_blackwell_plans >plans.json
-    bench/estimate_blackwell.py --plans plans.json --objects FOLDER_OF_OBJECTS... [--nvdisasm PATH] [--commit C] --out FILE
-    bench/estimate_blackwell.py --from bench/results/blackwell-estimate-b8c9577.json        the tables of docs/contribute/blackwell-estimate.md
+    bench_blackwell_plans >plans.json bench/estimate_blackwell.py --plans plans.json --objects FOLDER_OF_OBJECTS...
+    [--nvdisasm PATH] [--commit C] --out FILE bench/estimate_blackwell.py --from
+    bench/results/blackwell-estimate-b8c9577.json        the tables of docs/contribute/blackwell-estimate.md
 
-Bytes, tiles, splits and the longest cta are the kernels' own plan and schedule; instructions are counted in their machine
-code; rates of chips are those of CHIPS, each with its source. docs/contribute/blackwell-estimate.md has the model in words.
+Bytes, tiles, splits and the longest cta come from the kernels' plan and schedule. Instructions are counted in their
+machine code. Rates of chips are in CHIPS, each with its source. docs/contribute/blackwell-estimate.md describes the
+model.
 """
 
 import argparse
@@ -24,9 +25,10 @@ TILE_M, BYTES_A_VALUE = 128, 0.5625  # 4 bits of code and 8 bits of scale for 16
 ROW_BYTES = 144  # of a k-block of 256: codes and scales (fp4_operand.h)
 FILL_BYTES_A_CLOCK = 64  # from L2 into a multiprocessor
 SHARED_BYTES_A_CLOCK = 128
-READ_SHARE = 4.3 / 4.8  # of a chip's data-sheet rate that is read: an H200's
+READ_SHARE = 4.3 / 4.8  # share of the data-sheet bandwidth that is reached; an H200's
 
-# macs: multiply-adds of dense FP4 a clock and multiprocessor, from the rate, the multiprocessors and the clock beside it.
+# macs: multiply-adds of dense FP4 per clock and multiprocessor, from the rate, the multiprocessors and the clock next
+# to it.
 CHIPS = {
     "B200": {
         "backend": "sm100", "multiprocessors": 148, "clock_ghz": 1.86, "memory_tb_s": 8.0, "fp4_pflop_s": 9.0, "macs": 16384,
@@ -47,7 +49,7 @@ PRODUCTS = {"sm120": "OMMA", "sm100": "UTCOMMA"}
 SHAPES = ["v4pro_ep8", "v4flash", "qwen30b", "mixtral"]
 MOST_TOKENS = 4096
 
-# Figures that others publish. gemms: which cell of this estimate has the same experts, rows and sizes, and what differs.
+# Figures published by others. gemms: the cell of this estimate with the same experts, rows and sizes, and what differs.
 MEGA = "dispatch and combine between ranks are in it, nothing of them is in the estimate"
 ANCHORS = [
     ("DeepGEMM #316, FP8xFP4 mega, V4-Pro, EP8", "B200", "v4pro_ep8", 8, [(1, 108), (512, 370), (8192, 2819)],
@@ -68,7 +70,7 @@ NOT_COMPARABLE = [
 
 
 def machine_code(folders, nvdisasm):
-    """{backend: {"gemm1 fp4_128x8's index": loop}} of the objects that there are."""
+    """Returns {backend: {"gemm1 fp4_128x8's index": loop}} for the available objects."""
     code = {}
     for backend, product in PRODUCTS.items():
         for gemm, file in (("gemm1", "gemm1_swiglu.cu.o"), ("gemm2", "gemm2.cu.o")):
@@ -83,7 +85,7 @@ def machine_code(folders, nvdisasm):
 
 
 def clocks_of_longest_cta(chip, cell, launch, loop):
-    """{what limits: clocks} of the cta with the most work. An octet is 8 rows of activations."""
+    """Returns {limiting resource: clocks} of the cta with the most work. An octet is 8 rows of activations."""
     k_blocks, octets, block_k = launch["longest_k_blocks"], launch["longest_octet_k_blocks"], cell["block_k"]
     weight_bytes, octet_bytes = TILE_M * block_k * BYTES_A_VALUE, 8 * ROW_BYTES
     clocks = {
@@ -94,14 +96,14 @@ def clocks_of_longest_cta(chip, cell, launch, loop):
         warps_n = 2 if cell["tile_n"] > 32 else 1  # 8 consumer warps: 8 / warps_n along weight rows
         read = k_blocks * weight_bytes * warps_n + octets * octet_bytes * 8 / warps_n
         if loop:
-            # Two warps a scheduler, and between them all octets, each once for every warp along N.
+            # Two warps per scheduler share all octets, each once for every warp along N.
             fixed = loop["before_first_load"]
             octet = (loop["instructions"] - fixed) / (cell["tile_n"] / 8 / warps_n)
             clocks["instructions"] = 2 * fixed * k_blocks + octet * octets * 2 / warps_n
     else:
         read = (k_blocks * TILE_M + octets * 8) * block_k / 2  # codes by the tensor core, scales from tensor memory
         if loop:
-            clocks["instructions"] = k_blocks * loop["clocks_of_one_warp"]  # of the warp that issues the products
+            clocks["instructions"] = k_blocks * loop["clocks_of_one_warp"]  # the warp that issues the products
     clocks["shared memory"] = read / SHARED_BYTES_A_CLOCK
     return clocks
 
@@ -122,18 +124,18 @@ def gemm_estimate(chip, cell, gemm, sizes, loop, startup_us):
 
 
 def floor_us(chip, cell, sizes):
-    """As bench_hopper_layers has it, at the chip's rates on paper."""
+    """Returns the floor as bench_hopper_layers defines it, at the chip's data-sheet rates."""
     h, n = sizes["hidden"], sizes["intermediate"]
     moved = cell["experts_hit"] * 3 * h * n * BYTES_A_VALUE + cell["local_tokens"] * h * 4 + cell["rows"] * n * 4
     return max(moved / (chip["memory_tb_s"] * 1e6), 6 * cell["rows"] * h * n / (chip["fp4_pflop_s"] * 1e9))
 
 
 def of_the_h200(record):
-    """From the recorded run of all cells in nvfp4, in us: what one token costs beside the GEMMs, the start-up of a GEMM, and
-    {(shape, tokens): (floor, layer)} up to 64 tokens, where memory binds.
+    """Returns, from the recorded run of all cells in nvfp4: the us of one token outside the GEMMs, the start-up us of a
+    GEMM, and {(shape, tokens): (floor, layer)} up to 64 tokens, which are memory bound.
 
-    Of one token, and of layers that hold all experts, since there each routing has as many experts as any other: the
-    record's GEMMs were timed with the last of several routings, its layers with all of them.
+    The first two come from one token and layers with all experts, because then every routing hits the same number of
+    experts: the record's GEMMs were timed with the last of several routings, its layers with all of them.
     """
     run = next(
         r for r in record["runs"] if r["format"] == "nvfp4" and {row[0] for row in r["rows"]} >= {"plain", "invariant"}
@@ -149,7 +151,7 @@ def of_the_h200(record):
 
 
 def other_bytes(cell, sizes):
-    """Of the steps beside the GEMMs: hidden and its codes, the intermediate and its codes, rows out, and the output."""
+    """Returns the bytes of the steps other than the GEMMs: hidden, intermediate and their codes, rows, and the output."""
     h, n, tokens, rows = sizes["hidden"], sizes["intermediate"], cell["local_tokens"], cell["rows"]
     return tokens * h * (2 + BYTES_A_VALUE + 2) + rows * n * (4 + BYTES_A_VALUE) + rows * h * 4
 
@@ -180,7 +182,7 @@ def estimate(plans, code, record):
             "gemm1": gemms["gemm1"]["limits_us"], "gemm2": gemms["gemm2"]["limits_us"],
             "limit": gemms["gemm1"]["limit"],
         })  # fmt: skip
-    # The same arithmetic where memory binds, on the chip that was measured: how far it may be trusted.
+    # The same arithmetic for the measured chip, in memory bound cells, shows how far it may be trusted.
     trial = [
         {
             "shape": shape,

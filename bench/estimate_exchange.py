@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""An estimate, not a measurement, of what ranks say to each other in one layer: all_reduce and all_to_all of 4 to 256 ranks.
+"""Estimates, without a measurement, the exchange of one layer: all_reduce and all_to_all of 4 to 256 ranks.
 
     bench/estimate_exchange.py        the tables of docs/benchmarks.md, "Several ranks"
 
-Collectives of 4 H200s of one host were measured; a line through them (a latency and a rate) is what ranks of one host are
-estimated by. Everything between hosts is assumed: NETWORK says what. docs/benchmarks.md has the model in words.
+Ranks of one host are estimated by a latency and a rate, fitted to measured collectives of 4 H200s of one host.
+Everything between hosts is assumed; NETWORK has the assumptions. docs/benchmarks.md describes the model.
 """
 
 import json
@@ -22,31 +22,31 @@ MEASURED = {
                    (56 * MIB, 167), (224 * MIB, 571)],
 }  # fmt: skip
 
-# What two GPUs of one host took for it later, to hold the model against: H100s, by torch.distributed in a CUDA graph.
+# Later measurements on two GPUs of one host, to check the model: H100s, torch.distributed in a CUDA graph.
 TWO_GPUS = pathlib.Path(__file__).resolve().parent.parent / "bench/results/exchange-nccl-2h100-016ca99.json"
 
-# Assumed, none of it measured: a NIC of 400 Gbit/s for each GPU at nine tenths of its rate, and what a message costs.
+# Assumptions, not measured: a NIC of 400 Gbit/s for each GPU at nine tenths of its rate, and the cost of a message.
 NETWORK = {
     "ranks_of_a_host": 8,  # over one NVLink switch, at the latency and rate of the 4 measured
     "nic_bytes_a_us": 45_000,  # 45 GB/s each way
     "nic_latency_us": 8.0,
-    "message_us": 0.3,  # for each rank of another host: a send and a receive that the host's proxy thread handles
+    "message_us": 0.3,  # for each rank of another host: a send and a receive, handled by the host's proxy thread
 }
 
 # A layer of DeepSeek-V4-Pro.
 MODEL = {"hidden": 7168, "experts": 384, "top_k": 6}
 RANKS = [4, 8, 16, 64, 256]
 TOKENS = [1, 16, 128, 1024]  # of each rank
-MEMORY_GIB = 8  # of message buffers, from where on a rank is said to have no room
+MEMORY_GIB = 8  # message buffers above this are reported as too large for a rank
 
 
 def wire_bytes(kind, size, ranks):
-    """What goes out of a rank: all of its buffer but its own part, and twice that where the sums come back."""
+    """Returns the bytes that a rank sends: its buffer without its own part, and twice that for all_reduce."""
     return size * (ranks - 1) / ranks * (2 if kind == "all_reduce" else 1)
 
 
 def line(kind):
-    """(latency in us, bytes a us): the line with the least relative errors through what was measured."""
+    """Fits (latency in us, bytes per us) to the measurements, with the least relative errors."""
     points = [(wire_bytes(kind, size, MEASURED_RANKS), us) for size, us in MEASURED[kind]]
     w = sum(1 / us**2 for _, us in points)
     wx = sum(x / us**2 for x, us in points)
@@ -62,7 +62,7 @@ def hosts(ranks):
 
 
 def all_to_all_us(sent, ranks):
-    """sent: bytes from a rank to all others, evenly. Both ways go on at once; the slower one is waited for."""
+    """Estimates an all_to_all; sent: bytes from a rank to all others, evenly. NVLink and NICs work at the same time."""
     latency, rate = line("all_to_all")
     if hosts(ranks) == 1:
         return latency + sent / rate
@@ -74,7 +74,7 @@ def all_to_all_us(sent, ranks):
 
 
 def all_reduce_us(size, ranks):
-    """Inside each host, then the hosts' parts across by the GPUs' NICs, then inside again."""
+    """Estimates an all_reduce: inside each host, then between hosts through the GPUs' NICs, then inside again."""
     latency, rate = line("all_reduce")
     here = min(ranks, NETWORK["ranks_of_a_host"])
     us = latency + wire_bytes("all_reduce", size, here) / rate
@@ -85,18 +85,18 @@ def all_reduce_us(size, ranks):
 
 
 def record_bytes(model):
-    """A token in NVFP4 on the wire, as src/backend/device_exchange.h lays it out."""
+    """Returns the bytes of a token in NVFP4 on the wire, in the layout of src/backend/device_exchange.h."""
     activations = model["hidden"] // 2 + model["hidden"] // 16 + 4 + 1
     return -(-(-(-activations // 4) * 4 + 8 * model["top_k"] + 4) // 16) * 16
 
 
 def other_ranks_of_a_token(model, ranks):
-    """How many other ranks have an expert of it, on average, where experts are chosen evenly."""
+    """Returns the mean number of other ranks with an expert of a token, if experts are selected evenly."""
     return (ranks - 1) * (1 - (1 - 1 / ranks) ** model["top_k"])
 
 
 def cell(model, ranks, tokens):
-    """One layer with so many tokens on each rank: under all_reduce all ranks have all of them."""
+    """Estimates one layer with `tokens` tokens per rank. With all_reduce all ranks have all of them."""
     reduced = ranks * tokens * model["hidden"] * 4
     dispatched = tokens * other_ranks_of_a_token(model, ranks) * record_bytes(model)
     as_bf16 = tokens * other_ranks_of_a_token(model, ranks) * model["hidden"] * 2
@@ -108,7 +108,7 @@ def cell(model, ranks, tokens):
         "dispatch_us": all_to_all_us(dispatched, ranks),
         "dispatch_bf16_us": all_to_all_us(as_bf16, ranks),
         "return_us": all_to_all_us(returned, ranks),
-        # Fixed capacity of as many tokens as a rank has: records and rows, of both directions.
+        # A fixed capacity of one rank's tokens: packets and rows, in both directions.
         "buffers_gib": 2 * ranks * tokens * (record_bytes(model) + model["top_k"] * model["hidden"] * 2) / (1 << 30),
     }
     result["all_to_all_us"] = result["dispatch_us"] + result["return_us"]
@@ -117,7 +117,7 @@ def cell(model, ranks, tokens):
 
 
 def uneven_slots(model, ranks):
-    """The most experts of a rank over the mean, where each has one slot."""
+    """Returns the most experts of a rank over the mean, if each expert has one slot."""
     return -(-model["experts"] // ranks) / (model["experts"] / ranks)
 
 
@@ -126,7 +126,9 @@ def cells(model=MODEL):
 
 
 def two_gpus():
-    """(collective, tokens a rank, estimated us, measured us): fp32 sums of all tokens; a copy an assignment there and back."""
+    """Yields (collective, tokens per rank, estimated us, measured us): fp32 sums of all tokens, and one copy per
+    assignment
+    there and back."""
     measured = json.loads(TWO_GPUS.read_text())["torch_distributed"][0]
     hidden, top_k = measured["hidden"], measured["top_k"]
     for row in measured["rows"]:

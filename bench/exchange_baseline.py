@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""What dispatch and combine of a layer over ranks take by torch.distributed: all_to_all_single in bf16, without its products.
+"""Times dispatch and combine of a layer over ranks with torch.distributed (all_to_all_single in bf16), without the
+GEMMs.
 
-    torchrun --nproc-per-node 2 bench/exchange_baseline.py --hidden 4096 --experts 256 --top-k 6 --tokens 2,32,1024 --out FILE.json
-    python3 bench/exchange_baseline.py --table FILE.json
+    torchrun --nproc-per-node 2 bench/exchange_baseline.py --hidden 4096 --experts 256 --top-k 6 --tokens 2,32,1024
+    --out FILE.json python3 bench/exchange_baseline.py --table FILE.json
 
-A baseline for `nvfp4-moe bench --ep`, whose --tokens and --routing these are: tokens of all ranks together, each rank has its part.
+A baseline for `nvfp4-moe bench --ep`, with the same --tokens and --routing: tokens of all ranks together, each rank has
+a part.
 
-by_assignment: a copy of a token for each of its experts, permuted by expert, and a row back for each, as token dispatchers do.
-by_token:      a copy for each rank that has experts of it, and a row back for each assignment.
-wire_...:      their transfers alone in a CUDA graph, with sizes that are known, nothing permuted and nothing counted.
+by_assignment: one copy of a token per expert, permuted by expert, and one row back per copy, as token dispatchers do.
+by_token:      one copy per rank with experts of the token, and one row back per assignment.
+wire_...:      only their transfers, in a CUDA graph with known sizes, without permutations and counts.
 all_reduce_...: the sum of all tokens' outputs over the ranks, in a CUDA graph.
 
-The first two count, wait for the counts on the host and permute in each call, in torch's own operations. They send no expert ids and
-no router weights, which a layer needs besides, and rows of by_token are there before: both are less than a whole dispatcher does.
-A call begins on all ranks together and takes as long as its slowest rank; a figure is the median of --runs. The results of both are
-compared once with the sums that they have to be.
+The first two count, wait for the counts on the host, and permute in each call, with torch's operations. They do less
+than a real dispatcher: they send no expert ids and router weights, and by_token's rows exist beforehand. A call begins
+on all ranks together and takes as long as its slowest rank. A figure is the median of --runs. The results of both are
+compared once with the expected sums.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Sizes(NamedTuple):
 
 
 def draw_ids(sizes: Sizes, tokens: int, routing: str, world: int, seed: int):
-    """(tokens, top_k) distinct experts of each token, the same on every rank. hot: those of rank 0 alone."""
+    """Draws (tokens, top_k) distinct experts per token, the same on every rank. hot: only those of rank 0."""
     import torch
 
     random = torch.Generator().manual_seed(seed)
@@ -88,7 +90,7 @@ def draw_ids(sizes: Sizes, tokens: int, routing: str, world: int, seed: int):
 
 
 class Exchange:
-    """This rank's part of one cell: its tokens, and both ways to have their rows from the experts' ranks."""
+    """This rank's part of one cell: its tokens, and both ways to get their rows from the experts' ranks."""
 
     def __init__(self, sizes: Sizes, ids, rank: int, world: int, device) -> None:
         import torch
@@ -103,12 +105,12 @@ class Exchange:
         random = torch.Generator().manual_seed(1000 + rank)
         self.x = torch.randn(self.tokens, sizes.hidden, generator=random).to(device, torch.bfloat16)
         self.weights = torch.rand(self.tokens, sizes.top_k, generator=random).to(device)
-        # What experts here make of the tokens that come: for each of them in turn, a row for each assignment to this rank.
+        # The rows of this rank's experts: for each received token in turn, one row per assignment to this rank.
         here = [owner_of_all[bounds[r] : bounds[r + 1]] == rank for r in range(world)]
         counts = torch.cat([of_rank.sum(1)[of_rank.any(1)] for of_rank in here])
         self.token_of_row = torch.repeat_interleave(torch.arange(len(counts)), counts).to(device)
         self.rows = torch.zeros(len(self.token_of_row), sizes.hidden, device=device, dtype=torch.bfloat16)
-        # Of fixed sizes: (world) assignments, and tokens, to and from each rank.
+        # Known sizes: (world) assignments, and tokens, to and from each rank.
         to_rank = self.owner.cpu()
         self.assignments_to = [int((to_rank == r).sum()) for r in range(world)]
         self.assignments_from = [int(of_rank.sum()) for of_rank in here]
@@ -119,14 +121,14 @@ class Exchange:
         return self.torch.empty(rows, self.sizes.hidden, device=self.device, dtype=self.torch.bfloat16)
 
     def counts(self, mine) -> tuple[list, list]:
-        """mine: (world, ...) for each rank. Both it and what the ranks say to this one, on the host."""
+        """Exchanges mine (world, ...) between the ranks; returns it and the received counts on the host."""
         got = self.torch.empty_like(mine)
         self.dist.all_to_all_single(got, mine)
         sent, received = self.torch.stack([mine, got]).tolist()
         return sent, received
 
     def combine(self, rows, order):
-        """rows: of the assignments in this order, to the tokens' sums."""
+        """Adds rows, ordered by assignment, to the tokens' sums."""
         of_assignment = self.torch.empty_like(rows)
         of_assignment[order] = rows
         of_assignment = of_assignment.view(self.tokens, self.sizes.top_k, self.sizes.hidden)
@@ -138,7 +140,7 @@ class Exchange:
         copies = self.x[order // self.sizes.top_k]
         there = self.empty(sum(come))
         self.dist.all_to_all_single(there, copies, come, to)
-        back = self.empty(len(copies))  # the experts' rows, of which these are the tokens themselves
+        back = self.empty(len(copies))  # the experts' rows; here each equals its token
         self.dist.all_to_all_single(back, there, to, come)
         return self.combine(back, order)
 
@@ -158,10 +160,13 @@ class Exchange:
         return self.combine(back, self.torch.argsort(self.owner.flatten(), stable=True))
 
     def check(self) -> None:
-        """Experts that give back what they get make of a token itself times the sum of its weights."""
+        """Checks the results.
+
+        Experts return their input here, so a token's result is itself times the sum of its weights.
+        """
         expected = self.x.float() * self.weights.sum(1, keepdim=True)
         for name, got in {"by_assignment": self.by_assignment(), "by_token": self.by_token(make_rows=True)}.items():
-            # Twice top_k products and sums, in fp32.
+            # The tolerance of 2 * top_k products and sums in fp32.
             self.torch.testing.assert_close(
                 got.float(),
                 expected,
@@ -171,7 +176,7 @@ class Exchange:
             )
 
     def wires(self) -> dict[str, Callable[[], None]]:
-        """The transfers by themselves."""
+        """Returns functions that do only the transfers."""
         assignments, rows = self.empty(sum(self.assignments_to)), self.empty(sum(self.assignments_from))
         tokens, there = self.empty(sum(self.tokens_to)), self.empty(sum(self.tokens_from))
         rows_back = (assignments, rows, self.assignments_to, self.assignments_from)
@@ -187,7 +192,7 @@ class Exchange:
         return {"wire_by_assignment_us": of_assignments, "wire_by_token_us": of_tokens}
 
     def sums(self, tokens: int) -> dict[str, Callable[[], None]]:
-        """tokens: of all ranks, whose outputs each rank has a part of."""
+        """tokens: of all ranks; each rank has partial outputs of them."""
         calls = {}
         for name, dtype in {"f32": self.torch.float32, "bf16": self.torch.bfloat16}.items():
             part = self.torch.zeros(tokens, self.sizes.hidden, device=self.device, dtype=dtype)
@@ -195,7 +200,7 @@ class Exchange:
         return calls
 
     def sent_bytes(self) -> tuple[int, int]:
-        """By assignment and by token: to other ranks, both ways."""
+        """Returns the bytes to other ranks, in both directions, by assignment and by token."""
         others = [r for r in range(self.world) if r != self.rank]
         rows = sum(self.assignments_from[r] for r in others)
         row_bytes = 2 * self.sizes.hidden
@@ -205,7 +210,7 @@ class Exchange:
 
 
 class Clock:
-    """Times calls that begin on all ranks together: the slowest rank of each, median of the runs, in microseconds."""
+    """Times calls that begin on all ranks together: the median over the runs of the slowest rank, in microseconds."""
 
     def __init__(self, device, runs: int) -> None:
         import torch
@@ -232,7 +237,7 @@ class Clock:
         return begin.elapsed_time(end) * 1e3
 
     def replayed(self, call: Callable[[], object]) -> float | None:
-        """Of one call in a graph of several; none on a host."""
+        """Times one call in a graph of several; None on a host."""
         if self.device.type == "cpu":
             return None
         stream = self.torch.cuda.Stream()

@@ -1,23 +1,25 @@
-// Layers on one GPU: the backend that a layer gets there (on Hopper sm90) and cuda in the same run,
-// beside the floor.
+// Times layers on one GPU with the backend that a layer gets there (sm90 on Hopper) and with cuda,
+// in the same run, and compares them with the floor.
 //
 //   bench_hopper_layers [SHAPE...] [--tokens T,T,...] [--format bf16|nvfp4|fp8] [--sm90-only]
 //                       [--batch-invariant] [--configuration N] [--routing ROUTING,ROUTING,...]
 //                       [--layers-only] [--sustained SECONDS] [--split TOKENS] [--json FILE]
 //
-// --configuration: the GEMMs' by its place in the backend's list, whatever the plan would take;
-// without cuda beside it.
-// --routing: uniform, zipf:S or hot (routings.h). --layers-only leaves the graphs of one GEMM out.
-// --split compares the output with that of the same tokens in smaller batches. --json appends the
-// cells to FILE, one JSON object a line. The shape `rehearsal` is for trying the bench itself where
-// nothing is fast; it and those of uneven routing are left out unless they are named.
+// --configuration  index of the GEMMs' configuration in the backend's list, instead of the plan's;
+//                  without cuda
+// --routing        uniform, zipf:S or hot (routings.h)
+// --layers-only    leaves out the graphs of one GEMM
+// --split          compares the output with that of the same tokens in smaller batches
+// --json           appends the cells to FILE, one JSON object per line
+// The shape `rehearsal` is for trying out the bench on a slow device. It and the shapes of uneven
+// routing are left out unless they are named.
 //
-// One line a shape and token count. A step is one run of a layer: ids and hidden in, output out; 4
-// to 16 steps, each with a routing of its own and the next of the rotated layers, are one CUDA
-// graph; the figure is the median replay of a burst of some 40 ms over the steps. Under --sustained
-// the graph is then replayed for so many seconds, so that the power cap sets the clock, and the
-// mean of the second half is told beside it. gemm1 and gemm2 are graphs of that step alone. floor =
-// max(bytes / 4.3 TB/s, flops / 790 TFLOP/s), an H200's.
+// Prints one line per shape and token count. A step is one run of a layer: ids and hidden in,
+// output out. One CUDA graph has 4 to 16 steps, each with its own routing and the next of the
+// rotated layers. The figure is the median replay in a burst of about 40 ms, divided by the steps.
+// With --sustained the graph is then replayed for that many seconds, so that the power cap limits
+// the clock, and the mean of the second half is printed too. gemm1 and gemm2 are graphs of only
+// that step. floor = max(bytes / 4.3 TB/s, flops / 790 TFLOP/s), an H200's.
 // Long because one program times, checks and reports, and nothing else uses its parts.
 #include <cuda_runtime.h>
 
@@ -45,10 +47,10 @@ struct LayerShape {
   const char* name;
   int64_t local_experts, experts, top_k, hidden, intermediate;
   int layers;     // in rotation, so that none stays in L2
-  bool if_named;  // left out of a run that names no shape
+  bool if_named;  // only run if named
 };
-// The last but one are unlike the others: many experts of which each token takes eight, on one rank
-// of eight; K that is no multiple of a k-block, on one rank of four.
+// The shapes before the last one are special: many experts with top-8 on one rank of eight, and a K
+// that is not a multiple of a k-block on one rank of four.
 constexpr LayerShape kShapes[] = {{"v4pro_ep8", 48, 384, 6, 7168, 3072, 1, false},
                                   {"v4flash", 256, 256, 6, 4096, 2048, 1, false},
                                   {"qwen30b", 128, 128, 8, 2048, 768, 4, false},
@@ -67,8 +69,7 @@ struct DeviceArray {
   void* data = nullptr;
 };
 
-// Microseconds of a step of a graph: the median of a burst, and the mean of what follows under
-// sustained load.
+// Microseconds of a step of a graph: the median of a burst, and the mean under sustained load.
 struct StepTime {
   double burst = 0, sustained = 0;
 };
@@ -85,7 +86,7 @@ StepTime time_graph(int steps, const std::function<void(int, cudaStream_t)>& enq
   cudaEvent_t begin, end;
   must(cudaEventCreate(&begin));
   must(cudaEventCreate(&end));
-  // Milliseconds of so many replays in a row.
+  // Milliseconds of `count` consecutive replays.
   const auto replays = [&](int count) {
     must(cudaEventRecord(begin, stream));
     for (int i = 0; i < count; ++i) must(cudaGraphLaunch(replay, stream));
@@ -95,8 +96,7 @@ StepTime time_graph(int steps, const std::function<void(int, cudaStream_t)>& enq
     must(cudaEventElapsedTime(&ms, begin, end));
     return ms;
   };
-  // A GPU that has idled takes milliseconds to raise its clock, and the graph of a small batch is
-  // over before that.
+  // An idle GPU takes milliseconds to raise its clock, longer than the graph of a small batch.
   for (float warm = 0; warm < 20;) warm += replays(1);
   std::vector<float> times;
   float total = 0;
@@ -108,7 +108,7 @@ StepTime time_graph(int steps, const std::function<void(int, cudaStream_t)>& enq
   std::sort(times.begin(), times.end());
   StepTime result{times[times.size() / 2] * 1e3 / steps, 0};
   if (sustained_seconds > 0) {
-    // 20 ms and more
+    // at least 20 ms
     const int at_once = std::max(1, static_cast<int>(20 / times[times.size() / 2]));
     double all = 0, late = 0;
     int late_replays = 0;
@@ -132,7 +132,7 @@ struct Times {
   double gemm1, gemm2;
 };
 
-// What the command line asks for, besides shapes and tokens.
+// Options of the command line, except shapes and tokens.
 struct Request {
   MoeOptions options;
   bool sm90_only = false;
@@ -174,7 +174,7 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
     return StepContext{layer_of(step), batch,  buffers,       serial_executor(),
                        arena,          stream, run_plan.get()};
   };
-  // A run may have gone another way than by hidden in memory, which gemm1 alone starts from.
+  // A run may not have written the quantized hidden to memory, but the graph of gemm1 reads it.
   must(backend.steps->quantize(at(0, nullptr)));
   must(cudaDeviceSynchronize());
   times.gemm1 = time_graph(steps, [&](int step, cudaStream_t stream) {
@@ -186,8 +186,8 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
   return times;
 }
 
-// The outputs of a batch beside those of the same tokens in batches of split_tokens: relative L2,
-// and how many elements have other bits.
+// The difference between a batch's output and that of the same tokens in batches of split_tokens:
+// relative L2, and the number of elements with different bits.
 struct SplitDifference {
   double relative_l2 = 0;
   int64_t elements = 0;
@@ -258,7 +258,7 @@ void bench_routing(const LayerShape& shape, const Routing& of,
     must(cudaMemcpy(ids_array.data, ids.data(), ids.size() * 4, cudaMemcpyHostToDevice));
     const std::vector<float> router(ids.size(), 0.25f);
     must(cudaMemcpy(weights.data, router.data(), ids.size() * 4, cudaMemcpyHostToDevice));
-    // bf16 of either sign between 1/4 and 4.
+    // bf16 of both signs between 1/4 and 4.
     const auto count = static_cast<size_t>(tokens * shape.hidden);
     const std::vector<uint8_t> bits =
         random_bytes(random, count * 2, 0x81FF81FF81FF81FFull, 0x3E803E803E803E80ull);
@@ -336,7 +336,7 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
   must(facts.status());
   const auto backend = choose_backend(*config, *facts, "auto");
   must(backend.status());
-  // Both read one layout where they have the same; sm120's of nvfp4 is its own.
+  // Both backends must read the same layout; sm120 has a different one for nvfp4.
   const bool beside_cuda = !request.sm90_only && request.gemm_config < 0 &&
                            *backend != &kCudaBackend && facts->compute_capability / 10 < 10;
   std::vector<PackedWeights> layers;
@@ -346,7 +346,7 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
     bench_routing(shape, routing, tokens_list, request, **backend, beside_cuda, layers);
 }
 
-// The value of an option, which must be there.
+// The value of an option; exits if it is missing.
 const char* value_of(int argc, char** argv, int& i) {
   if (i + 1 < argc) return argv[++i];
   std::fprintf(stderr, "%s: expected a value\n", argv[i]);

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes a random NVFP4 checkpoint that an engine serves, in ModelOpt's layout: Qwen3-30B-A3B's shape unless told otherwise.
+"""Writes a random NVFP4 checkpoint that engines can serve, in ModelOpt's layout. Default: Qwen3-30B-A3B's shape.
 
     python bench/make_serving_model.py OUT [--device cuda]
 
-Experts are random codes and block scales (a quantizer's codes of Gaussian weights cost the same to run), the rest is
-Gaussian bfloat16; scales are such that activations keep their size from layer to layer. The routers are random, so that
-experts are chosen about evenly. One shard a layer. Needs torch and safetensors; 17 GB at the default sizes.
+Experts have random codes and block scales, which cost the same to run as quantized Gaussian weights. The rest is
+Gaussian bfloat16. Scales keep the size of activations from layer to layer. The routers are random, so experts are
+selected about evenly. One shard per layer. Needs torch and safetensors; 17 GB at the default sizes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-E2M1_RMS = 2.93  # of the eight magnitudes, each as likely as any other
+E2M1_RMS = 2.93  # of the eight magnitudes, equally likely
 SCALE_RMS = 1.46  # of block scales drawn evenly from e4m3's 1.0, 1.125 ... 1.875
 
 
 def expert_tensors(
     name: str, rows: int, cols: int, random: torch.Generator, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """One projection: codes (rows, cols/2) uint8, block scales (rows, cols/16) e4m3, tensor and input scale float32."""
+    """Draws one projection: codes (rows, cols/2) uint8, block scales (rows, cols/16) e4m3, two float32 scales."""
     codes = torch.randint(0, 256, (rows, cols // 2), dtype=torch.uint8, device=device, generator=random)
     scales = torch.randint(0x38, 0x40, (rows, cols // 16), dtype=torch.uint8, device=device, generator=random)
     return {

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""The CPU backend's table: runs `nvfp4-moe bench` over shapes, formats, token counts and instruction sets, prints
-Markdown and writes one JSON (bench/results/). Nothing else should run on the machine meanwhile.
+"""Measures the CPU backend: runs `nvfp4-moe bench` over shapes, formats, token counts and instruction sets.
+
+Prints Markdown and writes one JSON file (bench/results/). Nothing else should run on the machine.
 
     bench/measure_cpu.py --out bench/results/cpu-layers.json
-    bench/measure_cpu.py --quick --sets layers,scaling --out FILE    # a host that is lent for minutes
+    bench/measure_cpu.py --quick --sets layers,scaling --out FILE    # for a host that is available for minutes
 
-Sets: layers (shapes A and B in every activation format), instruction_sets (those of this host take turns),
-reference_shapes (the four models' shapes with fewer experts), reference_backend (the reference beside cpu, shape A,
-64 tokens), run (the same two by `nvfp4-moe run` on a checkpoint of shape A), scaling (shape B on one thread and on
-all, in turns).
+Sets: layers (shapes A and B in every activation format), instruction_sets (those of this host, alternating),
+reference_shapes (the four models' shapes with fewer experts), reference_backend (the reference and cpu, shape A, 64
+tokens), run (the same two with `nvfp4-moe run` on a checkpoint of shape A), scaling (shape B on one thread and on all,
+alternating).
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ import records
 
 ROOT = Path(__file__).resolve().parents[1]
 SETS = ["layers", "instruction_sets", "reference_shapes", "reference_backend", "run", "scaling"]
-# As many experts as make a few hundred megabytes.
+# Numbers of experts that make a few hundred megabytes.
 REFERENCE_SHAPES = {"deepseek-v4-pro": 8, "deepseek-v4-flash": 16, "qwen3-30b-a3b": 128, "mixtral-8x7b": 4}
-READ_TOKENS = 8  # up to here memory is what a layer should be limited by
+READ_TOKENS = 8  # up to here a layer should be limited by memory
 
 
 class Measurement:
@@ -52,7 +53,7 @@ class Measurement:
         return json.loads(done.stdout)
 
     def bench(self, *words: str, rounds: int | None = None) -> dict:
-        """One process. What the result of every other repeats (plans, choices) is left out."""
+        """Runs one process. Drops parts of the result that all runs share (plans, choices)."""
         repeat = ["--rounds", str(rounds or self.rounds), "--seconds", f"{self.seconds:g}"]
         result = self.call("bench", *words, *repeat, "--quiet")
         for configuration in result["configurations"]:
@@ -85,7 +86,7 @@ class Measurement:
         return [result | {"reference_over_cpu": reference / cpu}]
 
     def run(self) -> list[dict]:
-        """As a user runs a layer: a process each, the two backends in turns."""
+        """Runs a layer as a user does: separate processes, the two backends alternating."""
         tokens, hidden = 64, 2048
         sizes = ["--layers", "1", "--experts", "64", "--top-k", "6", "--hidden", str(hidden), "--intermediate", "1408"]
         with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +152,7 @@ def peaks_markdown(result: dict) -> str:
 
 
 def scaling_markdown(runs: list[dict]) -> str:
-    """All threads over one, of layers and of the peaks beside them: medians of the rounds' ratios."""
+    """Returns the ratios of all threads to one thread, for layers and for peaks: medians over the rounds."""
     one, many = runs[0::2], runs[1::2]
     lines = ["| what | one thread | all threads | ratio (rounds) |", "|---|---|---|---|"]
 
@@ -196,7 +197,7 @@ def markdown(name: str, results: list[dict]) -> str:
 
 
 def write_normal(path: str, name: str, shape: tuple[int, int]) -> None:
-    """One F32 tensor of normally distributed values as a safetensors file."""
+    """Writes one F32 tensor of normally distributed values to a safetensors file."""
     draw = random.Random(1)
     data = array.array("f", (draw.gauss(0, 1) for _ in range(shape[0] * shape[1]))).tobytes()
     header = json.dumps({name: {"dtype": "F32", "shape": shape, "data_offsets": [0, len(data)]}}).encode()
@@ -204,7 +205,7 @@ def write_normal(path: str, name: str, shape: tuple[int, int]) -> None:
 
 
 def physical_cores() -> int | None:
-    """Cores that this process's threads lie on, as far as the system tells siblings apart."""
+    """Returns the number of cores of this process's threads, as far as the system reports siblings."""
     siblings = set()
     for thread in os.sched_getaffinity(0):
         path = Path(f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list")
@@ -242,7 +243,7 @@ def main() -> None:
         "what": "cpu layers",
         "device": f"{doctor['cpu']}, {threads} threads",
         "threads": threads,
-        "cores": cores,  # as the system tells them; a virtual machine may not know
+        "cores": cores,  # as the system reports them; a virtual machine may not know
         "instruction_sets": doctor["instruction_sets"],
         "system": platform.release(),
         "commit": options.commit

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What an engine's stack of layers takes of a GPU's memory beside weights: captured sizes, streams, and what comes back.
+"""Measures the GPU memory of an engine's stack of layers besides weights: captured sizes, streams, and what is freed.
 
     PYTHONPATH=build/release/python python bench/measure_engine_memory.py OUT.json
 
-One rank of eight of kimi-k2: hidden 7168, intermediate 2048, 48 local of 384 experts, top-8, max_tokens 8192. All layers
-pack the same random experts. Bytes are torch's (memory_reserved, memory_allocated) and the driver's (mem_get_info).
+One rank of eight of kimi-k2: hidden 7168, intermediate 2048, 48 local of 384 experts, top-8, max_tokens 8192. All
+layers pack the same random experts. Bytes are torch's (memory_reserved, memory_allocated) and the driver's
+(mem_get_info).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SIZES = [1, 2, 4, *range(16, 513, 16)]  # 35
 
 
 def stacked(random: np.random.Generator, rows: int, cols: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Experts as overlapping windows of one array: each its own, and together hardly larger than one."""
+    """Experts as overlapping windows of one array: all different, and together hardly larger than one."""
 
     def windows(low: int, high: int, width: int) -> np.ndarray:
         step = 48  # bytes from one expert's first to the next one's
@@ -52,7 +53,7 @@ def make_stack(layers: int) -> list[nvfp4_moe.MoeLayer]:
 
 
 class Stack:
-    """The layers and buffers that all runs share, so that runs allocate workspaces alone."""
+    """The layers and buffers that all runs share, so that runs allocate only workspaces."""
 
     def __init__(self, layers: int) -> None:
         self.layers = make_stack(layers)
@@ -101,10 +102,10 @@ def grown(since: dict[str, int]) -> dict[str, int]:
 
 
 def measure(stack: Stack) -> dict[str, object]:
-    warm = [stack.capture(tokens) for tokens in (1, SIZES[-1])]  # what driver and torch take with the first graphs
+    warm = [stack.capture(tokens) for tokens in (1, SIZES[-1])]  # memory of the first graphs
     for graph in warm:
         graph.replay()
-    stays = warm.pop(0)  # and torch keeps while one lives
+    stays = warm.pop(0)  # torch keeps it while one graph lives
     del warm, graph
     settle()
     start = standing()

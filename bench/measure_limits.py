@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""What limits the Hopper GEMMs, by ncu: one launch of gemm1 and of gemm2 a cell, W4A16, as the layer benchmark runs them.
+"""Measures with ncu what limits the Hopper GEMMs: one launch of gemm1 and of gemm2 per cell of the layer benchmark,
+W4A16.
 
-    bench/measure_limits.py --out bench/results/ncu-limits-h200-1a49611.json [--bench build/gpu/bench/bench_hopper_layers]
+    bench/measure_limits.py --out bench/results/ncu-limits-h200-1a49611.json [--bench
+    build/gpu/bench/bench_hopper_layers]
 
-Shares are of what the machine sustains over the kernel's own time, at the clock of the moment and with whatever L2
-holds; ncu runs kernels one after another, so neither overlaps its neighbour. Stalls: of a warp's cycles between two
-instructions, the largest reason.
+Shares are relative to what the machine sustains during the kernel, at the current clock and with the current content of
+L2. ncu serializes kernels, so none overlaps its neighbour. Stalls: the largest reason, as a share of a warp's cycles
+between two instructions.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What a call from Python costs above the library's own run: microseconds, median and the least of five medians.
+"""Measures the overhead of a call from Python in microseconds: the median and the least of five medians.
 
     PYTHONPATH=build/cpu/python python bench/measure_python_call.py OUT.json
 
-A batch of no tokens: the library returns after its checks, so that all the time is the binding's.
+The batch has no tokens, so the library returns after its checks and all the time is the binding's.
 """
 
 from __future__ import annotations

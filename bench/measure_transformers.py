@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""What a MoE model does in transformers on a GPU: NVFP4 experts by this library, or bf16 ones by transformers' grouped_mm.
+"""Measures a MoE model in transformers on a GPU: NVFP4 experts with this library, or bf16 with transformers'
+grouped_mm.
 
     python bench/measure_transformers.py MODEL OUT.json --experts nvfp4_moe|grouped_mm --commit SHA
 
-One kind a process. MODEL is an NVFP4 checkpoint (bench/make_serving_model.py writes one); grouped_mm runs random bf16
-weights of its configuration. Tokens per second of generate(), eager, with DECODE tokens after prompts of PROMPT; the
-time of one token is subtracted, the least of REPEATS counts. The MoE part is the time between CUDA events around the
-experts modules, summed over the layers, a decode step: launches included, as they are in an eager model. Memory: torch's
-and the device's, after the load and at its highest.
+One kind per process. MODEL is an NVFP4 checkpoint (bench/make_serving_model.py writes one); grouped_mm runs random bf16
+weights of its configuration. Speed is tokens per second of generate(), eager, with DECODE tokens after prompts of
+PROMPT tokens; the time of one token is subtracted, and the least of REPEATS counts. The MoE part of a decode step is
+the time between CUDA events around the experts modules, summed over the layers, including launches as in an eager
+model. Memory is torch's and the device's, after the load and at its peak.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def load(model: str, experts: str) -> torch.nn.Module:
 
 
 class MoePart:
-    """Milliseconds that the experts modules take in a forward pass, from events around each."""
+    """Measures the milliseconds of the experts modules in a forward pass, from events around each."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -69,7 +70,7 @@ class MoePart:
             self.events[-1][1].record()
 
     def per_pass_ms(self) -> float:
-        """The median over the passes since the last call."""
+        """Returns the median over the passes since the last call."""
         torch.cuda.synchronize()
         times = [begin.elapsed_time(end) for begin, end in self.events]
         self.events.clear()

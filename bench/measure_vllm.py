@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""What a model does in vLLM by one NVFP4 MoE backend: time to ready, memory, tokens per second of decode and prefill.
+"""Measures a model in vLLM with one NVFP4 MoE backend: time to ready, memory, tokens per second of decode and prefill.
 
     python bench/measure_vllm.py MODEL OUT.json --backend nvfp4_moe|marlin|humming --commit SHA
 
-One backend a process; run it once for each, one after the other, on one GPU. Decode at a batch of B: B prompts of
-PROMPT tokens, DECODE tokens each; the time of generating 1 token is subtracted, and the least of REPEATS counts, so
-that neither prefill nor a disturbed run stands in it. Prefill: 8 prompts of 4096 tokens, one token each. Memory: what
-the device has in use, sampled through the whole life of the engine, less what it had before; the KV cache's size is
-given, the same for all. The engine's log goes to OUT.log. MODEL: bench/make_serving_model.py writes one.
+One backend per process; run it once for each, sequentially, on one GPU. Decode at batch size B: B prompts of PROMPT
+tokens, DECODE tokens each. The time of generating 1 token is subtracted, and the least of REPEATS counts, to exclude
+prefill and disturbed runs. Prefill: 8 prompts of 4096 tokens, one token each. Memory: the device's memory in use,
+sampled during the whole life of the engine, minus that before; all engines get the same KV cache size. The engine's log
+goes to OUT.log. MODEL: bench/make_serving_model.py writes one.
 
-With --gate FILE an engine that is ready makes FILE.ready and measures once FILE is there: several start at once on one
-GPU and measure by turns, the others idle. Their memory and time to ready are not told, since they share the device.
+With --gate FILE an engine that is ready creates FILE.ready, and measures once FILE exists. So several engines can start
+on one GPU and measure alternately while the others are idle. Their memory and time to ready are not reported, because
+they share the device.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ LOG_LINES = re.compile(
 
 
 def ask_device(what: str) -> str:
-    """From nvidia-smi, so that this process makes no CUDA context of its own beside the engine's."""
+    """Queries nvidia-smi, so that this process makes no CUDA context in addition to the engine's."""
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits", "--id=0"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 class Memory:
-    """MiB of the device in use, above those at the beginning: now, and at their highest."""
+    """The device's MiB in use, above those at the beginning: now, and at the peak."""
 
     def __init__(self) -> None:
         self.before = int(ask_device("memory.used"))
@@ -73,7 +74,8 @@ def main() -> None:
     ours = asked.backend == "nvfp4_moe"
     os.environ["NVFP4_MOE_MODE"] = "1" if ours else "0"
 
-    # The engine's core is a process of its own, whose log is the inherited stderr: into a file, to be read at the end.
+    # The engine's core is a separate process that logs to the inherited stderr: redirected to a file, to be read at the
+    # end.
     log = asked.out.with_suffix(".log")
     terminal = os.fdopen(os.dup(1), "w")
     with log.open("wb") as file:
@@ -85,7 +87,7 @@ def main() -> None:
 
     options: dict[str, object] = {} if ours else {"moe_backend": asked.backend}
     if asked.gate:
-        options["gpu_memory_utilization"] = 0.3  # what it asks to be free as it starts, beside the other engine
+        options["gpu_memory_utilization"] = 0.3  # must be free when it starts, in addition to the other engine
     if asked.attention:
         options["attention_backend"] = asked.attention
     begun = time.perf_counter()

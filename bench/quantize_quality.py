@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Weight SQNR, output error and speed of ways to quantize an expert: ours, llm-compressor's observers, ModelOpt.
+"""Compares ways to quantize an expert (ours, llm-compressor's observers, ModelOpt): weight SQNR, output error, speed.
 
-An expert y = down(silu(gate x) * up x) with weights from each of four distributions, and activations whose channels have
-gains, a few of them outliers, and are correlated. Half of the tokens calibrate, the other half are judged. Every
-method quantizes the same bf16 matrices, each with a tensor scale of its own; outputs are computed in float64 from the
-decoded weights and unquantized activations, so that weights alone make the error. Speed is of the three matrices, best of
-several, in bytes of their bf16 a second of the processor's time on one thread, which others on the machine change
-less than the clock's; measuring moments is in it for llm-compressor's observers, whose hooks do it.
+The expert is y = down(silu(gate x) * up x) with weights from each of four distributions. Activations are correlated,
+and their channels have gains, a few of them outliers. Half of the tokens are for calibration, the other half for the
+error. Every method quantizes the same bf16 matrices, each with its own tensor scale. Outputs are computed in float64
+from the decoded weights and unquantized activations, so that only the weights cause the error. Speed is the best of
+several runs for the three matrices, in bytes of bf16 per second of CPU time on one thread, which other load on the
+machine affects less than wall time. It includes measuring moments for llm-compressor's observers, whose hooks do that.
 
-Run in an environment of its own (torch, llmcompressor, nvidia-modelopt; none of them is used elsewhere), with this
-library's module: PYTHONPATH=build/cpu/python PYTHON bench/quantize_quality.py --out bench/results/quantize-quality.json
+Run it in a separate environment (torch, llmcompressor, nvidia-modelopt) with this library's module:
+PYTHONPATH=build/cpu/python PYTHON bench/quantize_quality.py --out bench/results/quantize-quality.json
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ warnings.filterwarnings("ignore")
 ROOT = Path(__file__).resolve().parent.parent
 Expert = dict[str, torch.Tensor]  # gate, up (intermediate, hidden), down (hidden, intermediate)
 
-# ---- what is quantized
+# ---- weights and activations
 
 
 def draw(distribution: str, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
@@ -63,7 +63,7 @@ def make_expert(distribution: str, hidden: int, intermediate: int, seed: int) ->
 
 
 def make_activations(tokens: int, hidden: int, seed: int) -> torch.Tensor:
-    """(tokens, hidden): gains exp(N(0, 0.5)) with 1 of 128 channels 10 times as large; half the power in 32 factors."""
+    """Draws (tokens, hidden): gains exp(N(0, 0.5)), 1 of 128 channels 10 times as large; half the power in 32 factors."""
     generator = torch.Generator().manual_seed(seed)
     gains = torch.exp(0.5 * torch.randn(hidden, generator=generator))
     gains[torch.randperm(hidden, generator=generator)[: hidden // 128]] *= 10
@@ -74,16 +74,16 @@ def make_activations(tokens: int, hidden: int, seed: int) -> torch.Tensor:
 
 
 def run_expert(expert: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(intermediate, output) in float64."""
+    """Computes (intermediate, output) in float64."""
     w = {name: matrix.double() for name, matrix in expert.items()}
     x = x.double()
     h = torch.nn.functional.silu(x @ w["gate"].T) * (x @ w["up"].T)
     return h, h @ w["down"].T
 
 
-# ---- ways to quantize: (expert, inputs of each matrix) -> a function that quantizes, giving decoded float32 matrices
+# ---- methods: (expert, inputs of each matrix) -> a function that quantizes and returns decoded float32 matrices
 
-Inputs = dict[str, torch.Tensor]  # of the calibration: (tokens, columns) each
+Inputs = dict[str, torch.Tensor]  # calibration inputs, (tokens, columns) each
 Decode = Callable[[], Expert]
 Method = Callable[[Expert, Inputs], tuple[Callable[[], object], Callable[[object], Expert]]]
 
@@ -174,10 +174,10 @@ METHODS: dict[str, Callable[[], Method]] = {
     "llm-compressor nvfp4_expanded_imatrix, calibration": lambda: llm_compressor(
         "nvfp4_expanded_imatrix", calibrated=True
     ),
-    "ModelOpt max": modelopt_max,  # its searches (mse, four over six, local Hessian) ask for a GPU
+    "ModelOpt max": modelopt_max,  # its searches (mse, four over six, local Hessian) need a GPU
 }
 
-# ---- judging
+# ---- comparison
 
 
 def decibels(signal: torch.Tensor | list[torch.Tensor], noise: torch.Tensor | list[torch.Tensor]) -> float:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The table of docs/how-to/quantize.md from the JSON of bench/quantize_quality.py; a test holds them together.
+"""Makes the table of docs/benchmarks.md from the JSON of bench/quantize_quality.py; a test compares them.
 
 bench/quantize_quality_table.py bench/results/quantize-quality-cpu-ac116c0.json
 """
@@ -22,7 +22,7 @@ def table(bench):
     for method in dict.fromkeys(row["method"] for row in bench["results"]):
         rows = [found[method, name] for name in weights]
         cells = [" / ".join(form.format(row[key]) for key, form in COLUMNS) for row in rows]
-        # The fastest of all runs: load of others on the machine only slows.
+        # The fastest of all runs, because other load on the machine only slows them down.
         lines.append(line([method, *cells, f"{max(row['gb_per_s'] for row in rows):.2g}"]))
     return "\n".join(lines)
 

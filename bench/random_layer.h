@@ -1,4 +1,4 @@
-// Layers of random NVFP4 weights on a device, quickly: one expert is drawn and packed, and copied
+// Makes layers of random NVFP4 weights on a device quickly: one expert is drawn, packed, and copied
 // to all others.
 #pragma once
 
@@ -80,7 +80,8 @@ inline PackedWeights make_layer(const Backend& backend, const MoeConfig& config,
   for (int64_t e = 1; e < range.count; ++e)
     must(cudaMemcpy(base + layout.expert_offset(e), base + layout.expert_offset(0), size,
                     cudaMemcpyDeviceToDevice));
-  // Tensor scales begin the bytes, three of an expert; under fp8 as many shifts follow.
+  // The bytes begin with the tensor scales, three per expert; with fp8 the same number of shifts
+  // follows.
   const auto repeat = [&](std::byte* of_first, size_t size_bytes) {
     for (int64_t e = 1; e <= range.count; ++e)
       must(cudaMemcpy(of_first + static_cast<size_t>(e) * size_bytes, of_first, size_bytes,

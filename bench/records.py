@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How records of benchmarks are written: JSON with each row on a line of its own, so that a diff shows what changed.
+"""Writes records of benchmarks as JSON with one row per line, so that a diff shows what changed.
 
     python3 bench/records.py FILE...      rewrites files that another program wrote
 
-bench/results holds one current record per published claim, named what-device-commit.json. Older ones are in the history:
-`git log --all --oneline -- bench/results/NAME`.
+bench/results holds one current record per published claim, named what-device-commit.json. Older ones are in the
+history: `git log --all --oneline -- bench/results/NAME`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LINE = 120
 
 
 def _holds_rows(value: Any) -> bool:
-    """Whether it is worth several lines: a list of lists or objects, or an object that has one or is made of objects."""
+    """Returns whether it needs several lines: a list of lists or objects, or an object that has one or has only objects."""
     if isinstance(value, list):
         return any(isinstance(item, list | dict) and item for item in value)
     if isinstance(value, dict):
@@ -27,7 +27,7 @@ def _holds_rows(value: Any) -> bool:
 
 
 def text(value: Any, indent: int = 0) -> str:
-    """The value as JSON. An object or list goes on one line if that is short or if it is one row."""
+    """Formats the value as JSON. An object or list goes on one line if it is short or is one row."""
     shown = json.dumps(value, ensure_ascii=False)
     if indent and (len(shown) <= LINE or not _holds_rows(value)):
         return shown

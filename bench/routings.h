@@ -1,15 +1,15 @@
-// Routings that a bench draws: which experts the tokens of a batch take.
+// Random routings for benches: the experts that the tokens of a batch select.
 //
-//   uniform   every expert alike
-//   zipf:S    the r-th most popular expert with weight r^-S; a token's top_k are drawn one after
-//             the other, without putting back. The order of popularity is a permutation by the
-//             shape alone, so that a rank has its share of popular experts
-//   hot       every assignment is one of the rank's own experts, all of them alike: the busiest
-//             rank there can be
+//   uniform   every expert is equally likely
+//   zipf:S    the r-th most popular expert has weight r^-S. A token's top_k are drawn without
+//             replacement. The order of popularity is a permutation that depends only on the shape,
+//             so that a rank has its share of popular experts
+//   hot       every assignment is to one of the rank's own experts, equally likely: the busiest
+//             possible rank
 //
-// With +spread behind it: where the routing has a local assignment, an expert that is drawn from
-// all local ones alike. So the rows of a batch stay what they are and only their distribution goes,
-// which is what uneven routing is compared with.
+// With the suffix +spread, each local assignment is replaced by an expert drawn uniformly from the
+// local ones. The number of rows stays the same but they are spread evenly, as a comparison for
+// uneven routing.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct Routing {
   double exponent = 0;
   bool spread = false;
 
-  // False: no such routing.
+  // Returns false for an unknown routing.
   static bool parse(std::string text, Routing& routing) {
     routing.text = text;
     const size_t plus = text.find("+spread");
@@ -51,7 +51,7 @@ struct Routing {
 struct RoutedShape {
   int64_t local_experts, experts, top_k;
 };
-// What one batch comes to on the rank, whose experts are the first.
+// Counts of one batch on this rank, which has the first experts.
 struct LocalCounts {
   int64_t rows = 0, experts_hit = 0, tokens = 0, most_rows = 0;  // most_rows: of one expert
 };
@@ -97,7 +97,7 @@ class RoutingDraw {
   }
 
  private:
-  // Draws once, and adds what the token does not have yet.
+  // Draws one expert and adds it if the token does not have it yet.
   template <class Draw>
   static void add_other(std::vector<int32_t>& chosen, const Draw& draw) {
     const int32_t id = draw();
@@ -124,7 +124,7 @@ class RoutingDraw {
 
   Routing routing_;
   RoutedShape shape_;
-  std::vector<double> up_to_;  // (experts) sums of weights
+  std::vector<double> up_to_;  // (experts) cumulative weights
 };
 
 }  // namespace nvfp4_moe::internal

@@ -1,5 +1,7 @@
-"""Machine code of kernels in objects of a build, by nvdisasm (CUDA's, or of PyPI's nvidia-cuda-nvdisasm): what the loop over
-k executes."""
+"""Finds the loop over k in the machine code of kernels in a build's objects, and counts its instructions.
+
+Uses nvdisasm (from CUDA, or from PyPI's nvidia-cuda-nvdisasm).
+"""
 
 import pathlib
 import re
@@ -16,7 +18,7 @@ WORD = re.compile(r"/\* 0x([0-9a-f]{16}) \*/")
 
 
 def cubins(data):
-    """The device code that lies uncompressed in an object, file by file."""
+    """Yields the uncompressed device code in an object, file by file."""
     start = -1
     while (start := data.find(b"\x7fELF", start + 1)) >= 0:
         if struct.unpack_from("<H", data, start + 18)[0] != ELF_OF_CUDA:
@@ -32,7 +34,7 @@ def cubins(data):
 
 
 def disassembled(path, nvdisasm):
-    """{mangled kernel: text of its instructions} of an object."""
+    """Returns {mangled kernel: text of its instructions} for an object."""
     kernels = {}
     for cubin in cubins(pathlib.Path(path).read_bytes()):
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -46,11 +48,11 @@ def disassembled(path, nvdisasm):
 
 
 def loop_over_k(text, product):
-    """The shortest loop with the most instructions whose names begin with `product`; None if none has any.
+    """Returns the shortest loop with the most instructions whose names begin with `product`; None if none has any.
 
-    instructions: of one pass, the waits taken once. clocks_of_one_warp: until each of them may issue after the one before,
-    as the compiler says in the instruction itself (4 bits from bit 105 on): what a warp alone takes, waits for memory and
-    barriers apart. before_first_load: up to the first LDSM, or the first product if there is none: what does not grow
+    instructions: of one pass, with waits taken once. clocks_of_one_warp: the sum of the issue delays that the compiler
+    encodes in the instructions (4 bits from bit 105 on), which is the time of one warp without waits for memory and
+    barriers. before_first_load: the part up to the first LDSM, or to the first product without one, which does not grow
     with the rows of a tile.
     """
     instructions, labels = [], {}

@@ -1,6 +1,6 @@
-// nvfp4-moe: the command line. Each verb has a file of its own and adds itself to the parser.
+// nvfp4-moe: the command line. Each verb is in its own file and adds itself to the parser.
 //
-// Results go to stdout, progress and errors to stderr; docs/reference/cli.md lists exit codes and
+// Results go to stdout, progress and errors to stderr. docs/reference/cli.md lists exit codes and
 // JSON keys.
 #include <algorithm>
 #include <cstdio>
@@ -27,7 +27,7 @@ bool wants_json(int argc, char** argv) {
                      [](const char* argument) { return std::string_view(argument) == "--json"; });
 }
 
-// Reports an exception that no verb reported. Usually memory is exhausted, so this report may have
+// Reports an exception that no verb reported. Usually memory is exhausted, and this report may get
 // none either.
 int report_exception(const Status& status, int argc, char** argv) noexcept {
   try {
@@ -39,7 +39,7 @@ int report_exception(const Status& status, int argc, char** argv) noexcept {
     static_assert(kJsonSchema == 1);
     if (wants_json(argc, argv) && !stdout_used())
       print("{\"schema\":1,\"verb\":\"\",\"version\":\"" NVFP4_MOE_VERSION
-            "\",\"ok\":false,\"error\":{\"code\":\"out_of_memory\",\"message\":\"out of "
+            "\",\"ok\":false,\"error\":{\"status\":\"out_of_memory\",\"message\":\"out of "
             "memory\"}}\n");
     std::fflush(stdout);
     log_raw("nvfp4-moe: error: out of memory\n");
@@ -48,11 +48,13 @@ int report_exception(const Status& status, int argc, char** argv) noexcept {
 }
 
 int run_command_line(int argc, char** argv) {
-  CLI::App app{"NVFP4 mixture-of-experts layers: check, convert and run them",
-               "nvfp4-moe"};  // whatever argv[0] is
+  CLI::App app{"Checks, converts, runs and times mixture-of-experts layers with NVFP4 weights",
+               "nvfp4-moe"};  // independent of argv[0]
   app.set_version_flag("--version", NVFP4_MOE_VERSION);
   app.require_subcommand(1);
-  app.footer("Exit codes: 0 ok, 1 check failed, 2 usage, 3 unsupported here, 4 bad input.");
+  app.footer(
+      "nvfp4-moe VERB --help lists a verb's options.\n"
+      "Exit codes: 0 ok, 1 check failed, 2 usage, 3 unsupported here, 4 bad input.");
 
   Invocation invocation;
   add_inspect(app, invocation);

@@ -1,7 +1,7 @@
-# Whether the CUDA backends are built, and CMake's language for them.
+# Decides whether the CUDA backends are built, and enables CMake's language CUDA.
 #
-# NVFP4_MOE_CUDA: ON needs nvcc, OFF builds without, AUTO (the default) takes it where it is found. The run time is linked
-# statically and the driver is looked for when a device is asked for, so that one build runs with and without a GPU.
+# NVFP4_MOE_CUDA: ON requires nvcc, OFF builds without CUDA, AUTO (the default) builds it if nvcc is found. The run time is
+# linked statically, and the driver is loaded at the first use of a device, so one build runs with and without a GPU.
 if(NVFP4_MOE_CUDA STREQUAL "AUTO")
   include(CheckLanguage)
   check_language(CUDA)
@@ -13,9 +13,9 @@ if(NOT NVFP4_MOE_WITH_CUDA)
   return()
 endif()
 
-# Real code for each generation and PTX of the last one: nothing is compiled when a layer is opened. The emulator takes
-# the PTX of each. A build for it makes real code for two of them only, to save compile time;
-# ./dev test --long makes all of it.
+# Machine code for each generation and PTX of the last one, so that nothing is compiled when a layer is opened. The emulator
+# needs the PTX of each generation. A build for it makes machine code for only two of them, to save compile time. ./dev test
+# --long makes all of it.
 if(NOT CMAKE_CUDA_ARCHITECTURES)
   if(NVFP4_MOE_EMULATE)
     set(CMAKE_CUDA_ARCHITECTURES 80-virtual 90 100-virtual 120)
@@ -24,7 +24,7 @@ if(NOT CMAKE_CUDA_ARCHITECTURES)
   endif()
 endif()
 enable_language(CUDA)
-# sm100's and sm120's kernels are compiled for families of architectures, and sm100's are PTX 8.8: both begin with 12.9.
+# sm100's and sm120's kernels are compiled for architecture families, and sm100's need PTX 8.8. Both require CUDA 12.9.
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.9)
   set(too_old "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is older than 12.9, which the kernels of sm100 need (PTX 8.8)")
   if(NVFP4_MOE_CUDA STREQUAL "AUTO")
@@ -35,7 +35,7 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.9)
   message(FATAL_ERROR "${too_old}: install CUDA 12.9 or later and set CMAKE_CUDA_COMPILER to its nvcc, or configure with "
                       "-DNVFP4_MOE_CUDA=OFF")
 endif()
-if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc's
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc's option
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
 endif()
 find_package(CUDAToolkit 12.9 REQUIRED)
@@ -43,5 +43,5 @@ find_package(CUDAToolkit 12.9 REQUIRED)
 add_library(nvfp4_moe_cudart INTERFACE)
 target_link_libraries(nvfp4_moe_cudart INTERFACE CUDA::cudart_static)
 if(NVFP4_MOE_EMULATE)
-  set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} --no-compress")  # its translator reads PTX as text
+  set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} --no-compress")  # the emulator reads PTX as text
 endif()

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Adds up what the attack tests tried: a table by kind of attack, and one countable last line.
+"""Counts the attacks of the attack tests: prints a table by kind of attack, and a summary as the last line.
 
     attack_summary.py --tier short|long [--record OUT.json] FILE.xml...
 
-The files are JUnit files of ctest and pytest with the tests of ./dev attack alone. A test of C++ says what it tried in
-its output ("attacked: KIND COUNT", tests/support/attack.h), one of Python by properties (tests/python/conftest.py).
-Exit status 1 if a test failed; if one passed that names no kind or tried nothing; and if a kind tried nothing although
-not all of its tests were skipped.
+The files are JUnit files of ctest and pytest that have only the tests of ./dev attack. A C++ test reports its attacks
+in its output ("attacked: KIND COUNT", tests/support/attack.h), a Python test as properties (tests/python/conftest.py).
+Exit status 1 if a test failed, if a test passed without naming a kind or trying an attack, or if a kind has no attacks
+although not all of its tests were skipped.
 """
 
 import argparse
@@ -24,12 +24,12 @@ Test = collections.namedtuple("Test", "name state reason seconds kind tried")
 
 
 def kinds():
-    """Kinds in the table's order, as reports spell them."""
+    """Returns the kinds in the table's order, spelled as in reports."""
     return re.findall(r'^ATTACK_KIND\(k\w+, "([^"]+)"', TABLE.read_text(), re.MULTILINE)
 
 
 def reported(case):
-    """(kind, attacks) of a test's element; None for the kind where it names none or several."""
+    """Returns (kind, attacks) of a test's element; kind None unless it names exactly one."""
     properties = {item.get("name"): item.get("value") for item in case.iter("property")}
     if "attack" in properties:
         return properties["attack"], int(properties.get("attacked", 0))
@@ -39,7 +39,7 @@ def reported(case):
 
 
 def faults(tests, known):
-    """What is wrong with the reports themselves, a line each."""
+    """Returns the problems of the reports themselves, one line each."""
     for test in tests:
         if test.kind is None and test.state == "passed":
             yield f"{test.name}: expected a report of one kind of attack, got none or several"

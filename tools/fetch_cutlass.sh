@@ -1,8 +1,8 @@
 #!/bin/sh
-# Puts CUTLASS's headers into DIR/include, for the layout oracle (tests/formats/cute) and ptxemu/cutlass. They come out of the
-# flashinfer-python wheel on PyPI, which carries them whole, so that no access to GitHub is needed.
+# Downloads CUTLASS's headers to DIR/include, for the layout oracle (tests/formats/cute) and ptxemu/cutlass. They come from the
+# flashinfer-python wheel on PyPI, which contains all of them, so that no access to GitHub is needed.
 # usage: tools/fetch_cutlass.sh DIR        then: cmake -DNVFP4_MOE_CUTLASS_DIR=DIR (default: .deps/cutlass)
-# The version and its hash are fixed: the oracle must not change by itself. PYTHON names an interpreter with pip.
+# The version and its hash are fixed, because the oracle must not change unnoticed. PYTHON names an interpreter with pip.
 set -eu
 
 dir=${1:?usage: tools/fetch_cutlass.sh DIR}

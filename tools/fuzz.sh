@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # fuzz.sh SECONDS [SEED]: builds the libFuzzer targets (preset asan: address and undefined) and runs each for
-# SECONDS/targets. A SEED begins every run with the same inputs, so that what CI tries is what was tried before it.
-# As many at once as there are cores. New inputs stay in build/fuzz/corpus, so that the next run goes on from there; what
-# broke a target stays in build/fuzz/artifacts. Prints one line per target; exits 1 if any of them broke.
+# SECONDS/targets, one target per core at a time. The same SEED starts every run with the same inputs, so CI repeats what was
+# tried before. New inputs are kept in build/fuzz/corpus, and the next run continues from them. Inputs that broke a target are
+# in build/fuzz/artifacts. Prints one line per target; exits with 1 if any of them broke.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 
 seconds=${1:?usage: tools/fuzz.sh SECONDS [SEED]}
-seed=${2:-0} # libFuzzer takes 0 for a seed of its own choice
+seed=${2:-0} # 0: libFuzzer chooses a seed
 targets=(safetensors gguf config plan c_api index cache repro exchange)
 each=$((seconds / ${#targets[@]}))
 [ "$each" -ge 1 ] || { echo "fuzz.sh: expected at least ${#targets[@]} seconds, got $seconds" >&2; exit 2; }
@@ -18,7 +18,7 @@ for step in "cmake --preset asan" "cmake --build build/asan -j ${NVFP4_MOE_JOBS:
   $step >build/fuzz.log 2>&1 || { tail -40 build/fuzz.log >&2; exit 1; }
 done
 
-# fuzz TARGET: one line of what came of it; fails where it broke.
+# fuzz TARGET: runs a target and prints one line with the result; fails if the target broke.
 fuzz() {
   local target=$1 code=0 runs coverage
   local corpus=build/fuzz/corpus/$target log=build/fuzz/$target.log
@@ -39,5 +39,5 @@ fuzz() {
 }
 export -f fuzz
 export each seed
-# Each target on a core of its own, as many at once as there are.
+# One target per core, as many at a time as there are cores.
 printf '%s\n' "${targets[@]}" | xargs -P "${NVFP4_MOE_JOBS:-$(nproc)}" -I '{}' bash -euo pipefail -c 'fuzz {}' || exit 1

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Plants each fault of tests/planted_faults/*.json in the sources, one at a time, and runs the tests that should see it.
+"""Plants each fault of tests/planted_faults/*.json in the sources, one at a time, and runs the tests that should find
+it.
 
-A fault is {"file", "find", "replace", "tests"}: `find` occurs once in the file. `tests` is a room (a folder of tests/ with its
-own program in C++), or files of pytest; those of ptxemu/ run with its own build, build/ptxemu. The file is restored after
-each fault, also if this script is stopped.
-Prints a line per fault with the first test that failed, then the counts; exits with 1 if a fault was not found by a test.
+A fault is {"file", "find", "replace", "tests"}. `find` occurs once in the file. `tests` is a room (a folder of tests/
+with its own C++ program) or files of pytest; those of ptxemu/ use its own build, build/ptxemu. The file is restored
+after each fault, also if this script is stopped. Prints one line per fault with the first test that failed, then the
+counts. Exits with 1 if no test found a fault.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LIMIT_S = 600  # a fault may make a test wait for ever
+LIMIT_S = 600  # a fault may make a test wait forever
 
 
 def run(command: list[str]) -> tuple[int, str]:
@@ -31,7 +32,7 @@ def run(command: list[str]) -> tuple[int, str]:
 
 
 def first_failure(tests: str) -> str:
-    """Builds and runs the tests. Returns the name of the first that failed, "" if all passed, "does not compile" if so."""
+    """Builds and runs the tests. Returns the first failed test, "" if all passed, or "does not compile"."""
     room = (ROOT / "tests" / tests).is_dir() and any((ROOT / "tests" / tests).glob("*_test.cpp"))
     folder, target = ("build/ptxemu", "ptxemu") if tests.startswith("ptxemu/") else ("build/cpu", "all")
     code, log = run(["cmake", "--build", folder, "--target", f"test_{tests}" if room else target])

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs the soak in several builds at once, says what each did, and keeps it.
+"""Runs the soak in several builds at the same time, and prints and records the results.
 
     soak.py --minutes M [--record OUT.json] NAME=PATH_OF_TEST_SOAK...
 
-Each program writes build/soak.NAME.log. Exit status 1 if one of them failed, or said a sanitizer's word.
+Each program writes build/soak.NAME.log. Exit status 1 if one of them failed or its log has a sanitizer's report.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 REPORT = re.compile(r"(WARNING|ERROR|SUMMARY): \w*Sanitizer|runtime error:")
-# A report ends the process, so that a forked child's is seen by who waits for it.
+# A report ends the process, so that a parent sees the failure of a forked child.
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=1", "TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "halt_on_error=1"}
 
 
@@ -27,7 +27,7 @@ def start(name, program, seconds):
 
 
 def judge(name, code):
-    """What the program counted, and whether it was clean."""
+    """Returns the program's counts, and whether it was clean."""
     with open(f"build/soak.{name}.log", errors="replace") as log:
         text = log.read()
     clean = code == 0 and REPORT.search(text) is None

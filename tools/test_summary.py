@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Adds up JUnit files of ctest and pytest: names what was skipped or failed, and ends with one countable line.
+"""Summarizes JUnit files of ctest and pytest: lists skipped and failed tests and ends with one line of counts.
 
     test_summary.py [--record OUT.json [--of WHAT] [--commit COMMIT]] FILE.xml...
 
-Exit status 1 if a test failed or none ran. --record keeps the counts (for the long tier, which CI does not run), and of
-what part of the tests they are.
+Exit status 1 if a test failed or none ran. --record writes the counts (for the long tier, which CI does not run); --of
+describes the part of the tests that ran.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import xml.etree.ElementTree as ET
 
 
 def skip_reason(case, element):
-    """Why a test was skipped: ctest keeps GoogleTest's words only in the test's output."""
+    """Returns why a test was skipped; in ctest's files GoogleTest's message is only in the test's output."""
     message = (element.get("message") or "") if element is not None else ""
     if not message.startswith("SKIP_"):
         return message
@@ -31,7 +31,7 @@ def skip_reason(case, element):
 
 
 def read(path, *, more=lambda case: ()):
-    """(name, state, reason, seconds, *more(its element)) of every test in a JUnit file; state is one of STATES."""
+    """Yields (name, state, reason, seconds, *more(its element)) for every test in a JUnit file; state is in STATES."""
     for case in ET.parse(path).getroot().iter("testcase"):
         room, name = case.get("classname"), case.get("name")
         name = name if room in (None, name) else f"{room}.{name}"
@@ -49,19 +49,19 @@ STATES = ("passed", "failed", "skipped")
 
 
 def count_states(tests):
-    """{state: how many} of what read() gives."""
+    """Returns {state: number of tests} for the result of read()."""
     return {state: sum(test[1] == state for test in tests) for state in STATES}
 
 
 def print_named(tests):
-    """A line for each test that did not pass."""
+    """Prints one line for each test that did not pass."""
     for name, state, reason, *_ in tests:
         if state != "passed":
             print(f"{state}: {name}" + (f" ({reason})" if reason else ""))
 
 
 def cpu_name():
-    """The processor's model where the system says it."""
+    """Returns the processor's model, if the system reports it."""
     try:
         with open("/proc/cpuinfo") as info:
             lines = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
@@ -71,7 +71,7 @@ def cpu_name():
 
 
 def record(path, tests, commit=None, **more):
-    """Keeps the run's date, commit, host, processor, seconds and counts; `more` stands before the names of skipped tests."""
+    """Writes the run's date, commit, host, processor, seconds and counts; `more` goes before the names of skipped tests."""
     commit = commit or subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout
     said = {
         "date": datetime.date.today().isoformat(),

@@ -1,4 +1,4 @@
-"""python3 -m bench.moe_bench: times the layers of several libraries beside each other. See this package's docstring."""
+"""python3 -m bench.moe_bench: times the layers of several libraries. See this package's docstring."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .workload import Routing, Weights, hard_weights, make_hidden, make_routings
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = torch.device("cuda:0")
-PREFIXES = ("NVFP4_MOE_", "HUMMING_", "VLLM_")  # of variables that change what is measured
+PREFIXES = ("NVFP4_MOE_", "HUMMING_", "VLLM_")  # of environment variables that affect the measurement
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -133,7 +133,7 @@ class Run:
                 compile_all(shapes, self.options.tokens)
 
     def check_hard_case(self) -> None:
-        """A small layer of this library whose clamp bites, with block scales over all of E4M3 and tokens without experts."""
+        """Checks a small layer of this library with an active clamp, block scales over all of E4M3, and idle tokens."""
         weights = hard_weights(make_weights(HARD_SHAPE, 0, DEVICE))
         for name in filter(OURS.__contains__, self.names):
             activations = KINDS[name].activations
@@ -161,7 +161,7 @@ class Run:
     def measure(
         self, layer: Layer, x: torch.Tensor, routings: list[Routing], expected: torch.Tensor, rotation: int
     ) -> Any:
-        """Checks the last step, times a graph of all, then checks what the graph's last step left."""
+        """Checks the last step, times a graph of all steps, then checks the output of the graph's last step."""
         out = torch.full_like(x, float("nan"))
 
         def step(number: int) -> None:
@@ -255,7 +255,7 @@ def main() -> int:
     run = Run(options, sys.argv[1:])
     try:
         run.run()
-    except Exception as error:  # whatever happened, what was measured is kept
+    except Exception as error:  # keep what was measured
         traceback.print_exc()
         run.record["errors"].append(f"the run ended: {error!r}"[:500])
     run.save()

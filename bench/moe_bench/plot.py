@@ -1,4 +1,5 @@
-"""python3 -m bench.moe_bench.plot RECORD... > docs/images/layer-times.svg: layer times against the peers, a panel per card.
+"""python3 -m bench.moe_bench.plot RECORD... > docs/images/layer-times.svg: layer times of all libraries, a panel per
+card.
 
 A bar is the geometric mean over a record's layers of a library's time, relative to this library's W4A16.
 """
@@ -19,7 +20,7 @@ TEXT, GRID, PAPER = ("#1f2328", "#e6edf3"), ("#d0d7de", "#3d444d"), ("#ffffff", 
 
 
 def series(record: Record) -> dict[str, list[str]]:
-    """{label with version: the layers of the record whose fastest is taken}, this library's first."""
+    """Returns {label with version: layers of the record, the fastest of which counts}, this library's first."""
     found = {f"nvfp4-moe {OURS[name]}": [name] for name in ("nvfp4_moe_bf16", "nvfp4_moe_fp8")}
     for name in record.peers():
         versions = dict(part.split(" ") for part in record.layers[name]["version"].split(", "))
@@ -31,7 +32,7 @@ def series(record: Record) -> dict[str, list[str]]:
 
 
 def relative_times(record: Record, names: list[str]) -> list[float]:
-    """For each headline token count the geometric mean over all layers of (fastest of names) / (this library, W4A16)."""
+    """Returns, for each headline token count, the geometric mean over all layers of (fastest of names) / (our W4A16)."""
     means = []
     for tokens in HEADLINE_TOKENS:
         ratios = [

@@ -1,4 +1,4 @@
-"""Records: what a run writes, and the figures that docs and README take from it."""
+"""Records: reads a run's output and computes the figures for docs and README."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Record:
         self.tokens = sorted({row["tokens"] for row in self.data["rows"]})
 
     def peers(self, weights: str = "nvfp4") -> list[str]:
-        """The other libraries' layers that have such weights."""
+        """Returns the other libraries' layers with such weights."""
         return [name for name, layer in self.layers.items() if name not in OURS and layer["weights"] == weights]
 
     def best_peer(self, shape: str, tokens: int, weights: str = "nvfp4") -> Row | None:
-        """The fastest of them in that cell; None if none ran there."""
+        """Returns the fastest of them in that cell; None if none ran there."""
         rows = [self.rows.get((shape, tokens, name)) for name in self.peers(weights)]
         return min((row for row in rows if row), key=lambda row: row["us"], default=None)
 
     def leads(self, layer: str) -> dict[tuple[str, int], float]:
-        """The best NVFP4 peer's time over this layer's, for every cell that has both: above 1 this layer is faster."""
+        """Returns the best NVFP4 peer's time over this layer's, for every cell with both; above 1 this layer is faster."""
         leads = {}
         for (shape, tokens, name), row in self.rows.items():
             best = self.best_peer(shape, tokens)
@@ -51,6 +51,6 @@ class Record:
         return leads
 
     def lead(self, layer: str) -> tuple[float, float, float]:
-        """(geometric mean, least, greatest) of leads(layer)."""
+        """Returns (geometric mean, least, greatest) of leads(layer)."""
         values = self.leads(layer).values()
         return geometric_mean(values), min(values), max(values)

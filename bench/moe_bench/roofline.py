@@ -1,8 +1,8 @@
-"""The floor of an NVFP4 layer: the time below which no kernel of this kind can go.
+"""The floor of an NVFP4 layer: a lower bound on the time of kernels of this kind.
 
-The weights of an expert with tokens are read once: half a byte an element and one E4M3 scale per 16, 0.5625 byte in all.
-Activations are bf16: hidden is read once per token (gathered rows come from the L2 cache), silu(gate) * up is written and
-read once per slot, a slot being a token at one of its local experts, and the output is written once. The floor is
+The weights of an expert with tokens are read once: half a byte per element and one E4M3 scale per 16, 0.5625 byte
+together. Activations are bf16: hidden is read once per token (gathered rows come from the L2 cache), silu(gate) * up is
+written and read once per slot (a token at one of its local experts), and the output is written once. The floor is
 max(bytes / BANDWIDTH, flops / RATE).
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .shapes import Shape
 
-# One H200's yardsticks, used on every card, so that floors compare from run to run and from card to card.
+# An H200's rates, used for every card, so that floors are comparable between runs and cards.
 BANDWIDTH = 4.3e12  # B/s
 RATE = 790e12  # FLOP/s, dense bf16
 WEIGHT_BYTES = 0.5625
@@ -32,7 +32,7 @@ class Floor(NamedTuple):
 
 
 def floor(shape: Shape, tokens: int, slots: float, experts_hit: float) -> Floor:
-    """The floor of one step. slots and experts_hit may be means over several routings."""
+    """Returns the floor of one step. slots and experts_hit may be means over several routings."""
     size = shape.hidden * shape.intermediate
     tokens_hit = min(tokens, slots)
     read_and_written = 2 * tokens_hit * shape.hidden * 2 + 2 * slots * shape.intermediate * 2

@@ -1,4 +1,4 @@
-"""The layers that are measured, their token counts, and how many steps are timed in one CUDA graph."""
+"""The measured layers, their token counts, and the number of steps timed in one CUDA graph."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ TOKENS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
 
 
 def steps(tokens: int) -> int:
-    """Layer steps in one timed graph, each with a routing of its own."""
+    """Returns the number of layer steps in one timed graph, each with its own routing."""
     return 16 if tokens <= 64 else 8 if tokens <= 512 else 4

@@ -15,7 +15,7 @@ def line(cells: list[str]) -> str:
 
 
 def summary(record: Record) -> str:
-    """The lead over the best NVFP4 peer of each cell, per format and batch size, as geometric means, least and greatest."""
+    """Tabulates the lead over each cell's best NVFP4 peer, by format and batch size: geometric mean, least, greatest."""
     rows = [line([record.device, *(f"{OURS[name]}: lead | least | greatest | time / floor" for name in ours(record))])]
     rows.append("|---|" + "---:|" * 4 * len(ours(record)))
     for title, (first, last) in PHASES.items():
@@ -47,7 +47,7 @@ def microseconds(us: float | None) -> str:
 
 
 def cells(record: Record) -> str:
-    """Microseconds of every layer in every cell."""
+    """Tabulates the microseconds of every layer in every cell."""
     rows = [line(["shape", "layer", *(f"T = {tokens}" for tokens in record.tokens)])]
     rows.append("|---|---|" + "---:|" * len(record.tokens))
     for shape in record.shapes:

@@ -1,4 +1,4 @@
-"""CUDA graphs of layer steps, and the time of a step in one."""
+"""CUDA graphs of layer steps, and the time of a step in a graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-TARGET_MS = 50.0  # of replays, in all
+TARGET_MS = 50.0  # of all replays together
 REPLAYS = (5, 60)  # at least, at most
 
 
@@ -19,7 +19,7 @@ class Time(NamedTuple):
 
 
 def capture(step: Callable[[int], None], count: int) -> torch.cuda.CUDAGraph:
-    """A graph of step(0) to step(count - 1), after a short warm-up on a side stream."""
+    """Captures a graph of step(0) to step(count - 1), after a short warm-up on a side stream."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -35,7 +35,7 @@ def capture(step: Callable[[int], None], count: int) -> torch.cuda.CUDAGraph:
 
 
 def time_graph(graph: torch.cuda.CUDAGraph, count: int) -> Time:
-    """Microseconds of one of the graph's `count` steps: the median replay, the fastest and the slowest."""
+    """Returns the microseconds of one of the graph's `count` steps: the median replay, the fastest and the slowest."""
     graph.replay()
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()

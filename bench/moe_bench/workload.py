@@ -1,6 +1,6 @@
 """Seeded weights, hidden states and routings.
 
-The draws come from the device's own generator. Their order and shapes are part of the protocol: a change makes records
+The draws come from the device's generator. Their order and shapes are part of the protocol: changing them makes records
 incomparable.
 """
 
@@ -49,7 +49,7 @@ class Routing(NamedTuple):
 
 
 def _matrix(experts: int, rows: int, k: int, seed: int, device: torch.device) -> Matrix:
-    """Uniform random codes and block scales; the tensor scale brings products to the order of 1 / sqrt(k)."""
+    """Draws uniform codes and block scales; the tensor scale makes products of the order of 1 / sqrt(k)."""
     generator = torch.Generator(device=device).manual_seed(seed)
     codes = torch.randint(0, 256, (experts, rows, k // 2), dtype=torch.uint8, device=device, generator=generator)
     scales = torch.empty((experts, rows, k // 16), dtype=torch.float8_e4m3fn, device=device)
@@ -60,7 +60,7 @@ def _matrix(experts: int, rows: int, k: int, seed: int, device: torch.device) ->
 
 
 def make_weights(shape: Shape, layer: int, device: torch.device) -> Weights:
-    """Layer number `layer` of the rotation."""
+    """Makes layer number `layer` of the rotation."""
     experts, size = shape.local_experts, shape.intermediate
     return Weights(
         _matrix(experts, 2 * size, shape.hidden, 10 + 2 * layer, device),
@@ -69,7 +69,7 @@ def make_weights(shape: Shape, layer: int, device: torch.device) -> Weights:
 
 
 def hard_weights(weights: Weights) -> Weights:
-    """The same codes with block scales that run through every finite positive E4M3 byte, subnormals included."""
+    """Returns the same codes with block scales over every finite positive E4M3 byte, including subnormals."""
 
     def spread(matrix: Matrix) -> Matrix:
         count = matrix.scales.numel()
@@ -92,11 +92,11 @@ def _draw(shape: Shape, tokens: int, generator: torch.Generator, device: torch.d
 
 
 def make_routings(shape: Shape, tokens: int, count: int, device: torch.device) -> list[Routing]:
-    """`count` uniform random routings, each token at top_k distinct experts.
+    """Draws `count` uniform random routings, with top_k distinct experts per token.
 
-    Up to 64 tokens a draw is repeated, at most 40 times, until its slots and experts hit are within 1 in all of their
-    expected values, and the nearest draw is taken. Small routings then cost what they cost on average, and a rank that
-    holds few of the experts always has work.
+    Up to 64 tokens a draw is repeated, at most 40 times, until its slots and experts hit are together within 1 of their
+    expected values; otherwise the nearest draw is used. So small routings have average cost, and a rank with few
+    experts always has work.
     """
     local, experts, k = shape.local_experts, shape.experts, shape.top_k
     generator = torch.Generator(device=device).manual_seed(1000 + tokens)

@@ -14,7 +14,7 @@ double time_on_all_threads(Executor& executor, const std::function<void(int64_t 
   std::atomic<int64_t> arrived{0};
   std::vector<Clock::time_point> begins(static_cast<size_t>(threads)),
       ends(static_cast<size_t>(threads));
-  // A range that waits keeps its thread, so that every other range is taken by another one.
+  // A waiting range occupies its thread, so every other range gets another thread.
   executor.parallel_for(threads, 1, [&](int64_t thread, int64_t) {
     arrived.fetch_add(1);
     while (arrived.load() < threads) std::this_thread::yield();

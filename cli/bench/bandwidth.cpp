@@ -48,7 +48,7 @@ std::span<const ReadShape> read_shapes() {
   return portable::kShapes;
 }
 
-// Of the buffer; two passes over all ways to read go through it twice.
+// Parts of the buffer. Two passes over all ways to read go through it twice.
 constexpr uint64_t kStretches = 4;
 constexpr int kPasses = 2;
 constexpr uint64_t kFillBytes = 2 << 20;
@@ -76,7 +76,7 @@ Result<ReadBandwidth> ReadBandwidth::make(uint64_t memory_bytes, Executor& execu
       std::max<uint64_t>(std::min(wanted, memory_bytes / 8) / kFillBytes, kStretches);
   ReadBandwidth bandwidth;
   NVFP4_MOE_ASSIGN(bandwidth.buffer_, allocate_pages(parts * kFillBytes));
-  // Pages that were never written all map to one page of zeros, which would measure the cache.
+  // Writes every page: unwritten pages all map to one page of zeros, which would be in the cache.
   executor.parallel_for(static_cast<int64_t>(parts), 1, [&](int64_t begin, int64_t end) {
     std::memset(bandwidth.buffer_.data() + static_cast<uint64_t>(begin) * kFillBytes, 1,
                 static_cast<uint64_t>(end - begin) * kFillBytes);

@@ -7,7 +7,7 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-// A figure over the rounds.
+// Statistics of a figure over the rounds.
 struct Figure {
   double median, least, most;
   Json range() const { return {least, most}; }
@@ -69,7 +69,7 @@ std::vector<Cell> timings_row(const BenchCell& of) {
           {"", range}};
 }
 
-// The part of a layer's weights and products that is in a step.
+// The share of a layer's weights and products in a step.
 double gemm_part(size_t step, double matrices) {
   return step == kGemm1 ? 1 - 1 / matrices : step == kGemm2 ? 1 / matrices : 0;
 }
@@ -137,7 +137,7 @@ Table steps_table(const std::vector<BenchCell>& cells) {
     const double flop = over(of, [](const BenchRound& r) { return r.work.flop; }).median;
     const double matrices = of.rounds.front().work.matrices;
     for (size_t step = 0; step < kSteps; ++step) {
-      // per ns: 1e9 of them a second
+      // per ns, that is 1e9 per second
       const double part = gemm_part(step, matrices) / (us[step] * 1e3);
       table.add({cell(of.backend),
                  cell(of.activation_format),

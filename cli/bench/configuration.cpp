@@ -57,7 +57,7 @@ Result<int64_t> copies_of(const std::vector<Configuration>& all, const DeviceFac
     packed_bytes += static_cast<double>(needs.packed_bytes) * layers_each;
     most_bytes = std::max(most_bytes, static_cast<double>(needs.packed_bytes));
   }
-  constexpr int64_t kLargestDeviceCache = int64_t{128} << 20;  // of any GPU
+  constexpr int64_t kLargestDeviceCache = int64_t{128} << 20;  // at least that of any GPU
   const bool on_device = device.kind == DeviceKind::kCuda;
   const auto available = static_cast<double>(on_device ? static_cast<uint64_t>(device.memory_bytes)
                                                        : read_host().memory_available_bytes);

@@ -13,9 +13,9 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-// Each loop keeps as many sums in registers as hide the latency of its instructions. An empty asm
-// that takes a register tells the compiler that it changes: what is computed from it stays in the
-// loop, and a sum that ends there is needed.
+// Each loop keeps enough sums in registers to hide the latency of its instructions. An empty asm
+// that takes a register makes the compiler assume that the register changes. So computations from
+// it stay in the loop, and sums that end in it are not optimized away.
 #if defined(__x86_64__)
 
 // ---- AVX-512: 16 weight rows x 16 of K in 8 bits, scaled, as the integer kernels take a line's
@@ -91,8 +91,8 @@ inline __m256i fresh_products(__m256i& weights, __m256i line) {
   asm volatile("" : "+x"(weights));
   return _mm256_maddubs_epi16(weights, line);
 }
-// Of some twelve instructions only the last waits for the round before, so that six sums do, of 16
-// registers.
+// Only the last of about twelve instructions depends on the previous round, so six sums are
+// enough, and they fit into 16 registers.
 constexpr int kMaddubsHalves = 6;
 void maddubs_scaled(int64_t rounds) {
   __m256i weights = _mm256_set1_epi8(3);
@@ -118,7 +118,8 @@ NVFP4_MOE_TARGET_END
 
 // ---- AMX: two by two tiles of 16 lines x 16 weight rows
 
-// What ldtilecfg reads, for tiles 0-3 of sums, 4-5 of lines and 6-7 of weights, `pairs` of K deep.
+// The operand of ldtilecfg, for tiles 0-3 of sums, 4-5 of lines and 6-7 of weights, `pairs` of K
+// deep.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -166,7 +167,7 @@ NVFP4_MOE_TARGET_END
 void full_tiles(int64_t rounds) { multiply_tiles(kFullTiles, rounds); }
 void half_tiles(int64_t rounds) { multiply_tiles(kHalfTiles, rounds); }
 
-// ---- what they need
+// ---- requirements of the loops
 
 bool has_avx512() { return __builtin_cpu_supports("avx512f"); }
 bool has_avx512_vnni() {
@@ -196,7 +197,7 @@ constexpr ComputePeak kHalfTile{"amx_bf16_half_tiles", "tdpbf16ps, 16 x 16 x 16"
 constexpr ComputePeak kPeaks[] = {kVnniScaled, kBf16Dot,  kFma512,  kMaddubsScaled,
                                   kFma256,     kFullTile, kHalfTile};
 
-// Which instructions the kernels of the CPU backend are made of.
+// The instructions of the CPU backend's kernels.
 constexpr struct {
   std::string_view kernel, peak;
 } kPeakOfKernel[] = {
@@ -243,7 +244,7 @@ double measure(const ComputePeak& peak, Executor& executor) {
   int64_t rounds = 1 << 10;
   for (int pass = 0; pass < kPasses;) {
     const double seconds = time_on_all_threads(executor, [&](int64_t) { peak.loop(rounds); });
-    if (seconds < kPassSeconds) {  // too short to tell, or the first to show how long it takes
+    if (seconds < kPassSeconds) {  // too short to measure
       rounds *= 2;
       continue;
     }

@@ -20,7 +20,7 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-// Names as /proc/cpuinfo spells them, x86 flags and aarch64 features.
+// Names in /proc/cpuinfo: x86 flags and aarch64 features.
 constexpr std::array<std::string_view, 22> kInstructionSets = {
     "sse4_2",      "avx",      "f16c",     "fma",        "avx2",        "avx_vnni",
     "avx512f",     "avx512bw", "avx512vl", "avx512vbmi", "avx512_vnni", "avx512_bf16",
@@ -77,7 +77,7 @@ HostFacts read_host() {
   utsname names{};
   if (uname(&names) == 0) {
     host.system = fmt::format("{} {} {}", names.sysname, names.release, names.machine);
-    if (host.cpu.empty()) host.cpu = names.machine;  // aarch64 kernels name parts, not models
+    if (host.cpu.empty()) host.cpu = names.machine;  // aarch64 kernels list part numbers, no models
   }
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -106,8 +106,8 @@ HostFacts read_host() {
 
 std::vector<GpuFacts> read_gpus() {
   std::vector<GpuFacts> gpus;
-  // The driver's own tool first, because it knows the memory; `timeout`, because a sick driver lets
-  // it hang.
+  // Tries the driver's tool first, because it reports the memory. It may hang if the driver is
+  // broken, hence `timeout`.
   if (on_path("nvidia-smi") && on_path("timeout")) {
     const std::unique_ptr<FILE, int (*)(FILE*)> pipe(
         popen("timeout 10 nvidia-smi --query-gpu=name,driver_version,memory.total "

@@ -18,7 +18,7 @@ PeerBytes peer_bytes(const RankCombine& ranks, const RandomTokens& batch) {
                                          DType::kBf16)};
   const PacketFormat packet(config);
   const int64_t top_k = config->top_k,
-                none_bytes = 8 * top_k;  // slots and weights of a token without experts there
+                none_bytes = 8 * top_k;  // slots and weights of a token without experts on the rank
   const std::vector<int32_t> slots = slots_of(batch, top_k, placement, combine);
   PeerBytes bytes;
   for (int source = 0; source < world; ++source) {

@@ -1,4 +1,4 @@
-// Bytes that a rank sends to others over peer memory. No call reports them, so they are counted
+// Bytes that a rank sends to others over peer memory. No call reports them, so they are computed
 // from the batch.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace nvfp4_moe::internal::cli {
 struct PeerBytes {
   int64_t dispatch = 0, combine = 0;
 };
-// batch: of all ranks together.
+// batch: the tokens of all ranks together.
 PeerBytes peer_bytes(const RankCombine& ranks, const RandomTokens& batch);
 
 }  // namespace nvfp4_moe::internal::cli

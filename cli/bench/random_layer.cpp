@@ -35,7 +35,7 @@ Nvfp4View random_matrix(LoadedExpert& expert, uint64_t seed, int64_t rows, int64
       static_cast<float>(1.0 / (kCodeRms * std::sqrt(static_cast<double>(cols))));
   const Nvfp4View view =
       Nvfp4View::contiguous(codes.data(), scales.data(), tensor_scale, rows, cols);
-  // Moving a vector keeps its elements where they are.
+  // Moving a vector does not move its elements.
   expert.storage.push_back(std::move(codes));
   expert.storage.push_back(std::move(scales));
   return view;
@@ -50,7 +50,7 @@ LoadedExpert random_expert(uint64_t seed, int64_t id, const MoeOptions& options,
     expert.source.gate = random_matrix(expert, mixed(seed, key, 0), intermediate, hidden);
   expert.source.up = random_matrix(expert, mixed(seed, key, 1), intermediate, hidden);
   expert.source.down = random_matrix(expert, mixed(seed, key, 2), hidden, intermediate);
-  // gate and up scales differ on purpose: legal input that a backend must not merge.
+  // gate and up scales differ on purpose: that is legal, and a backend must not merge them.
   expert.source.up.tensor_scale *= 1.25f;
   return expert;
 }
@@ -67,8 +67,7 @@ LayerSource random_layer(const MoeOptions& options, uint64_t seed) {
       return random_expert(seed, -1, options, options.shared_intermediate_size);
     };
   }
-  // The input scales that calibrating such a layer would give: amax/2688 for an amax of about 4
-  // and 16.
+  // The input scales that calibration would measure: amax/2688 for an amax of about 4 and 16.
   source.scales.hidden = 4.0f / static_cast<float>(kNvfp4Range);
   source.scales.intermediate = 16.0f / static_cast<float>(kNvfp4Range);
   return source;

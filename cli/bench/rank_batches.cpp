@@ -10,7 +10,7 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-// Draws experts with weight 1 / r, r being a place in `by_popularity`.
+// Draws experts with weight 1 / r, where r is the position in `by_popularity`.
 class Zipf {
  public:
   Zipf(int64_t experts, uint64_t seed) : by_popularity_(static_cast<size_t>(experts)) {
@@ -21,7 +21,7 @@ class Zipf {
                 by_popularity_[static_cast<size_t>(random.below(static_cast<int64_t>(i) + 1))]);
   }
 
-  // (top_k) distinct experts while there are as many.
+  // Draws top_k experts, distinct as long as there are enough.
   void draw(Random& random, int32_t* ids, int64_t top_k) const {
     std::vector<bool> taken(by_popularity_.size());
     double total = 0;
@@ -31,7 +31,7 @@ class Zipf {
       size_t chosen = taken.size();
       for (size_t place = 0; place < taken.size(); ++place) {
         if (taken[place]) continue;
-        chosen = place;  // the last one that is free, if rounding leaves a rest
+        chosen = place;  // the last free one, if rounding leaves a remainder
         if ((left -= weight(place)) < 0) break;
       }
       ids[k] = by_popularity_[chosen];
@@ -110,8 +110,8 @@ double busiest_over_even(const ColdBatches& batches, int64_t top_k, const Placem
 
 std::vector<int> busiest_ranks(const ColdBatches& batches, int64_t top_k,
                                const Placement& placement, CombineBy combine) {
-  // Where tensor cores take as long for an expert's rows as memory for its weights, on an H100 and
-  // an H200 about.
+  // The number of rows at which tensor cores take as long for an expert's rows as memory for its
+  // weights: roughly, on an H100 and an H200.
   constexpr int64_t kRowsOfARead = 48;
   std::vector<int> ranks;
   for (const RandomTokens& batch : batches.tokens) {

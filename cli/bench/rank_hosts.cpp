@@ -5,7 +5,7 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-// Counts what goes through another transport.
+// Counts the bytes that go through another transport.
 class CountedTransport : public DeviceTransport {
  public:
   CountedTransport(std::unique_ptr<DeviceTransport> inner, int rank, int world,
@@ -16,7 +16,7 @@ class CountedTransport : public DeviceTransport {
     int64_t sent = 0;
     for (int r = 0; r < world_; ++r)
       if (r != rank_) sent += call.send_bytes[r];
-    recorder_.add("all_to_all_v", sent, 0);  // whichever way it is
+    recorder_.add("all_to_all_v", sent, 0);  // dispatch or combine
     return inner_->all_to_all_v(call, stream, captured);
   }
   Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream,
@@ -25,7 +25,7 @@ class CountedTransport : public DeviceTransport {
     return inner_->all_gather(mine, bytes, all, stream, captured);
   }
   Status all_reduce(void* data, int64_t count, DType dtype, void* stream, bool captured) override {
-    // In its own way: by a ring each rank sends so much.
+    // NCCL decides how. In a ring each rank sends this much.
     recorder_.add("all_reduce", 2 * (world_ - 1) * count / world_ * bits(dtype) / 8, 0);
     return inner_->all_reduce(data, count, dtype, stream, captured);
   }
@@ -41,8 +41,8 @@ class CountedTransport : public DeviceTransport {
   WireRecorder& recorder_;
 };
 
-// From here on the recorder counts what goes between devices. With peer memory it is counted from
-// the batches.
+// Makes the recorder count transfers between devices. With peer memory they are computed from the
+// batches instead.
 void count_device(Exchange& exchange, RanksOver over, WireRecorder& recorder) {
   if (over == RanksOver::kNccl)
     exchange.set_device(std::make_unique<CountedTransport>(exchange.take_device(), exchange.rank(),

@@ -1,4 +1,4 @@
-// RanksOver: what connects the devices of ranks, for verbs that take --over.
+// RanksOver: how the devices of ranks are connected, for verbs that take --over.
 #pragma once
 
 #include <array>
@@ -16,8 +16,8 @@ enum class RanksOver : uint8_t {
   kPeers,  // use_peers: each GPU writes into the others' memory itself
 };
 
-// Gives the exchange that way between devices, this rank's being `device` ("cuda:1"). Collective.
-// kUnsupported, by name and on all ranks, if this build or machine does not have it.
+// Connects the devices of an exchange in this way; this rank's is `device` ("cuda:1"). Collective.
+// kUnsupported on all ranks, with the reason, if this build or machine cannot do it.
 Status connect_device(Exchange& exchange, const std::string& device, RanksOver over);
 
 }  // namespace nvfp4_moe::internal::cli

@@ -23,7 +23,7 @@ double over_rounds(const RanksCell& of, const Value& value) {
   return median(std::move(values));
 }
 
-// By rank: value(round, rank), median of the rounds.
+// For each rank, the median over the rounds of value(round, rank).
 template <class Value>
 std::vector<double> by_rank(const RanksCell& of, const Value& value) {
   std::vector<double> values;
@@ -34,7 +34,7 @@ std::vector<double> by_rank(const RanksCell& of, const Value& value) {
 
 double of_all(const RanksCell& of) { return over_rounds(of, median_us); }
 
-// The cell of `combine` (and of that placement) beside it; null: there is none.
+// The cell of `combine` (and of that placement) with otherwise the same parameters, or null.
 const RanksCell* beside(const RanksCell& of, const std::vector<RanksCell>& cells,
                         const std::string& combine, const std::string& placement) {
   const auto found = std::find_if(cells.begin(), cells.end(), [&](const RanksCell& other) {
@@ -45,7 +45,7 @@ const RanksCell* beside(const RanksCell& of, const std::vector<RanksCell>& cells
   return found == cells.end() ? nullptr : &*found;
 }
 
-// Time that the exchange adds to the ranks' own experts, median of the rounds.
+// The time that the exchange adds to the ranks' own experts, median of the rounds.
 std::optional<double> exchange_us(const RanksCell& of, const std::vector<RanksCell>& cells) {
   const RanksCell* const own =
       of.same_work ? beside(of, cells, kOwnExperts, of.placement) : nullptr;
@@ -92,7 +92,7 @@ std::vector<Cell> row(const RanksCell& of, const std::vector<RanksCell>& cells) 
       ranks && one != nullptr ? cell(of_all(of) / of_all(*one), "{:.2f}") : no_cell(),
       exchanges ? Cell{bytes_text(static_cast<uint64_t>(most_sent)), most_sent} : no_cell(),
       added_us ? cell(*added_us, "{:.1f}") : no_cell(),
-      // No rate where the exchange hides behind the noise of what is around it.
+      // No rate if the exchange's time is smaller than the noise.
       added_us && *added_us > 0 && most_sent > 0 ? cell(most_sent * 1e-3 / *added_us, "{:.2f}")
                                                  : no_cell()};
   Json parts = Json::object();

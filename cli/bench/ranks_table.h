@@ -17,24 +17,23 @@ struct RanksCell {
   std::string backend;
   std::string activation_format;
   std::string combine;    // or kOneRank, the same layer without an exchange, or kOwnExperts
-  std::string over;       // what connects the devices; empty: there are none, or it has no exchange
-  std::string placement;  // "contiguous" or "balanced"; empty: of one rank
+  std::string over;       // how devices are connected; empty without devices or an exchange
+  std::string placement;  // "contiguous" or "balanced"; empty for one rank
   int64_t tokens = 0;     // of all ranks together
   std::string routing;
-  double busiest = 1;  // rank's assignments over an even division
+  double busiest = 1;  // the busiest rank's assignments over an even division
   bool on_device = false;
-  // ranks compute what kOwnExperts does: what it takes more is the exchange's
+  // ranks compute the same as kOwnExperts, so the difference in time is the exchange's
   bool same_work = false;
-  std::vector<RanksRound> rounds;  // of one rank: no transfers
-  std::string
-      refused;  // why this way to combine has no times; the fields from tokens on say nothing then
+  std::vector<RanksRound> rounds;  // without transfers for one rank
+  std::string refused;  // why there are no times; then the fields from tokens on are not set
 };
 
 // Whether p90 of a round is more than 1.5 times its fastest run.
 bool is_noisy(const RanksCell& cell);
-// A row a cell; "times one rank" is over the cell of kOneRank with the same backend, format, tokens
-// and routing, and "exchange us" is round by round what it takes more than the cell of kOwnExperts
-// with the same placement besides.
+// One row per cell. "times one rank" is relative to the cell of kOneRank with the same backend,
+// format, tokens and routing. "exchange us" is the difference, round by round, to the cell of
+// kOwnExperts that also has the same placement.
 Table ranks_table(const std::vector<RanksCell>& cells);
 // One round of a cell, for JSON.
 Json ranks_round_json(const RanksCell& cell, size_t round);

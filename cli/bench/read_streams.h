@@ -1,10 +1,10 @@
-// Reading memory on one thread. Included in a namespace of its own, inside a target region if there
-// is one; kVectorBytes is the length of its registers.
+// Reads memory on one thread. Included in a separate namespace for each target region; kVectorBytes
+// is the length of its registers.
 
 using Words __attribute__((vector_size(kVectorBytes), may_alias)) = uint64_t;
 
-// Reads kStreams neighbouring parts of stream_bytes (a multiple of 64) side by side, fetching
-// kAheadBytes ahead where that is not 0. The sum keeps the reads from being left out.
+// Reads kStreams neighbouring parts of stream_bytes (a multiple of 64) concurrently and prefetches
+// kAheadBytes ahead unless that is 0. The returned sum keeps the reads from being optimized away.
 template <int kStreams, int kAheadBytes>
 uint64_t read_streams(const std::byte* data, int64_t stream_bytes) {
   Words sums[kStreams] = {};
@@ -24,8 +24,8 @@ uint64_t read_streams(const std::byte* data, int64_t stream_bytes) {
   return sum;
 }
 
-// How memory is read fastest differs from host to host: by its own prefetchers or by the program's,
-// in one run or many.
+// The fastest way to read differs between hosts: with hardware or software prefetching, in one
+// stream or many.
 constexpr ReadShape kShapes[] = {{1, read_streams<1, 2048>},
                                  {4, read_streams<4, 2048>},
                                  {8, read_streams<8, 2048>},

@@ -7,8 +7,8 @@
 namespace nvfp4_moe::internal::cli {
 
 const std::vector<Shape>& shapes() {
-  // deepseek-v4-pro is one rank of eight; nemotron-3-super's hidden size is the latent one; A and B
-  // are the sizes that CPU peers are measured at.
+  // deepseek-v4-pro is one rank of eight. nemotron-3-super's hidden size is the latent one. A and B
+  // are the sizes at which other CPU libraries are measured.
   static const std::vector<Shape> list = {
       {"deepseek-v4-pro", 384, 48, 6, 7168, 3072, 10.0f},
       {"deepseek-v4-flash", 256, 256, 6, 4096, 2048, 10.0f},

@@ -1,4 +1,4 @@
-// Shapes: layers by name, where no checkpoint is at hand (bench, explain).
+// Shapes: sizes of known models by name, for bench and explain without a checkpoint.
 #pragma once
 
 #include <string>
@@ -17,13 +17,13 @@ struct Shape {
   int64_t top_k;
   int64_t hidden_size;
   int64_t intermediate_size;
-  float swiglu_limit;  // 0: the activation has none
+  float swiglu_limit;  // 0: no limit
   Activation activation = swiglu_limit > 0 ? Activation::kSwigluClamped : Activation::kSwiglu;
 };
 const std::vector<Shape>& shapes();
 std::string shape_names();  // "deepseek-v4-pro, ..."
 
-// The shape's options and local experts. experts > 0 makes it a model of that many experts, all
+// The shape's options and local experts. experts > 0 replaces the number of experts, all of them
 // local.
 struct ShapedLayer {
   MoeOptions options;

@@ -1,4 +1,4 @@
-// Subject: one layer with its sizes and weights, as verbs work on it and `bench` times it.
+// Subject: the layer that a verb works on, with its sizes and weights.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace nvfp4_moe::internal::cli {
 struct Subject {
   std::unique_ptr<Checkpoint> checkpoint;  // null for a shape; outlives source
   std::string name;                        // "layer 3 of DIR", "shape A"
-  MoeOptions options;                      // sizes of this rank's slice, the verb's options applied
+  MoeOptions options;                      // of this rank's slice, with the verb's options applied
   ExpertRange range;
   LayerSource source;
 };

@@ -76,8 +76,8 @@ ColdBatches cold_batches(const MoeOptions& options, const ExpertRange& range, in
   std::vector<std::vector<int32_t>> oldest(copies, all);
   std::vector<size_t> touched(copies);
   ColdBatches cold;
-  // Until every copy has been gone through once, so that the first batch finds nothing when its
-  // turn comes again.
+  // Until every copy has been used completely, so that the first batch finds nothing cached when it
+  // is used again.
   while (cold.tokens.size() < kLeastBatches ||
          *std::min_element(touched.begin(), touched.end()) < all.size()) {
     for (size_t copy = 0; copy < copies; ++copy) {
@@ -92,7 +92,7 @@ ColdBatches cold_batches(const MoeOptions& options, const ExpertRange& range, in
 
 Status TimedLayer::prepare(int64_t tokens, uint64_t seed) {
   placed_.clear();
-  batches_.reset();  // before others are made
+  batches_.reset();  // frees the old batches before new ones are made
   return prepare(
       std::make_shared<ColdBatches>(cold_batches(options_, range_, tokens, seed, copies_.size())));
 }
@@ -187,7 +187,7 @@ Result<std::array<double, kSteps>> TimedLayer::time_steps(const Repeat& repeat,
   return medians;
 }
 
-// A graph of the calls up to one takes so much longer than a graph of the calls before it.
+// A step's time is the difference between a graph of the calls up to it and one without it.
 Result<std::array<double, kSteps>> TimedLayer::time_device_steps(const Repeat& repeat,
                                                                  const LayerBuffers& buffers,
                                                                  const Arena& scratch) const {

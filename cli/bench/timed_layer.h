@@ -1,5 +1,5 @@
-// TimedLayer: a layer as `bench` times it, so that no call finds its weights in a cache: in several
-// copies, with batches that touch what was not touched for longest.
+// TimedLayer: a layer for `bench`. It has several copies, and batches touch the experts that were
+// least recently touched, so that no call finds its weights in a cache.
 #pragma once
 
 #include <array>
@@ -19,13 +19,13 @@ namespace nvfp4_moe::internal::cli {
 
 // How long to repeat a call.
 struct Repeat {
-  double seconds = 1.0;  // but at least five times
+  double seconds = 1.0;  // but at least five runs
   int64_t most_runs = 1000;
 };
 
 struct RunTimes {
-  // Of each run, ascending; never empty. On a device: of each replay of a graph of all batches, by
-  // the batch.
+  // Times of the runs, ascending; never empty. On a device: of replays of a graph of all batches,
+  // divided by the number of batches.
   std::vector<double> us;
   double experts = 0;  // touched by a run, mean
   double at(double share) const {
@@ -38,36 +38,37 @@ inline constexpr const char* kStepNames[] = {"route",      "quantize", "gemm1_sw
 inline constexpr size_t kSteps = std::size(kStepNames);
 inline constexpr size_t kGemm1 = 2, kGemm2 = 4;
 
-// Batches that find no weights in a cache where copies of a layer take turns: batch i is for copy i
-// % copies.
+// Batches that find no weights in a cache if they alternate between copies of a layer: batch i is
+// for copy i % copies.
 struct ColdBatches {
-  std::vector<RandomTokens> tokens;  // as many for each copy, at least kLeastBatches
-  std::vector<double> experts;       // touched by each
+  std::vector<RandomTokens> tokens;  // the same number for each copy, at least kLeastBatches
+  std::vector<double> experts;       // touched by each batch
 };
-// Uniformly random routing over the range, the same for every layer of the same sizes and seed;
-// each batch touches the experts that its copy has not touched for longest.
+// Uniformly random routing over the range, the same for every layer of the same sizes and seed.
+// Each batch touches the experts that were least recently touched in its copy.
 ColdBatches cold_batches(const MoeOptions& options, const ExpertRange& range, int64_t tokens,
                          uint64_t seed, size_t copies);
 inline constexpr size_t kLeastBatches = 8;
 
-inline constexpr int64_t kLeastRuns = 5;    // that are timed, however long they take
-inline constexpr int64_t kUntimedRuns = 2;  // before: they fault the workspace in
+inline constexpr int64_t kLeastRuns = 5;    // timed runs, however long they take
+inline constexpr int64_t kUntimedRuns = 2;  // before them, to fault in the workspace
 
 class TimedLayer {
  public:
-  // Packs `copies` copies. backend: a name of the registry. device: as in LayerOptions.
+  // Packs `copies` copies. backend: a name from the registry. device: as in LayerOptions.
   static Result<TimedLayer> open(const Subject& subject, const std::string& backend,
                                  const std::string& device, int64_t max_tokens, int64_t copies,
                                  Executor& executor, const ProgressFn& progress);
   const MoeLayer& layer() const { return *copies_.front(); }
 
-  // The batches of what is timed next: cold_batches, or those of the caller.
+  // Sets the batches to time next: cold_batches, or the caller's.
   Status prepare(int64_t tokens, uint64_t seed);
   Status prepare(std::shared_ptr<ColdBatches> batches);
   Result<RunTimes> time_runs(const Repeat& repeat);
-  // Median microseconds of each step, taken in the order of a run. Unlike in a run, a GEMM of the
-  // CPU backend makes its operands itself, out of the arrays between the steps, and a device routes
-  // and quantizes in two kernels, not one. kUnsupported if a backend does not show its steps.
+  // Median microseconds of each step, timed in the order of a run. Unlike in a run, a GEMM of the
+  // CPU backend makes its operands itself from the arrays between the steps, and a device routes
+  // and quantizes in two kernels instead of one. kUnsupported if a backend does not expose its
+  // steps.
   Result<std::array<double, kSteps>> time_steps(const Repeat& repeat);
 
  private:
@@ -92,15 +93,14 @@ class TimedLayer {
   Buffer workspace_;
   std::shared_ptr<ColdBatches> batches_;
   std::vector<PlacedBatch> placed_;  // on a device: the batches in its memory
-  size_t next_ = 0;                  // the batch of the next call
+  size_t next_ = 0;                  // the next call's batch
 };
 
-// Gives the experts of a batch other names, so that it touches those at the front of `oldest`, and
-// moves these to its back. The batch stays as random as it was: only which experts it means
-// changes. Returns how many it touches.
+// Renames the experts of a batch so that it touches those at the front of `oldest`, and moves these
+// to its back. The batch stays equally random. Returns how many experts it touches.
 size_t touch_oldest(RandomTokens& batch, std::vector<int32_t>& oldest);
 
-// The median of what is not empty; of an even count, the mean of the two in the middle.
+// The median of a non-empty vector; for an even count, the mean of the two in the middle.
 double median(std::vector<double> values);
 
 }  // namespace nvfp4_moe::internal::cli

@@ -13,8 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr Timeout kSlowest{30 * 60 *
-                           1000};  // for a rank to have packed its layers and made its batches
+constexpr Timeout kSlowest{30 * 60 * 1000};  // while a rank packs its layers and makes its batches
 
 double microseconds_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
@@ -80,13 +79,13 @@ Status TimedRanks::open_rank(int index, const Subject& subject, const std::strin
   options.backend = backend;
   options.device = host.device;
   options.executor = host.executor.get();
-  // all_to_all: the most that a rank has of that many tokens.
+  // all_to_all: the most of these tokens that one rank has.
   options.limits.max_tokens =
       combine() == CombineBy::kAllReduce ? max_tokens() : (max_tokens() + world - 1) / world;
   ExpertParallelOptions parallel;
   parallel.combine = combine();
   parallel.placement = divided_.placement;
-  // A graph has messages of fixed sizes: all tokens of a rank fit into one.
+  // A graph's messages have a fixed size: room for all tokens of a rank.
   if (combine() == CombineBy::kAllToAll && host.device != "cpu")
     parallel.capacity = options.limits.max_tokens;
   for (int64_t copy = 0; copy < divided_.copies; ++copy) {
@@ -192,7 +191,7 @@ Status TimedRanks::time_runs(int index, const Repeat& repeat, RanksWork work,
   std::vector<uint8_t> goes_on(static_cast<size_t>(exchange.world()));
   const auto begin = Clock::now();
   for (int64_t run = -kUntimedRuns;; ++run) {
-    // All begin together, and rank 0 says whether there is another one.
+    // All ranks begin together, and rank 0 decides whether there is another run.
     const auto mine = static_cast<uint8_t>(
         run < repeat.most_runs &&
         (run < kLeastRuns || microseconds_since(begin) <= repeat.seconds * 1e6));
@@ -233,15 +232,15 @@ Status TimedRanks::time_replays(int index, const Repeat& repeat, RanksWork work,
       }
       return {};
     };
-    // As many on all ranks: never the clock's decision.
+    // The same number on all ranks, so the clock must not decide.
     return measures->time_graph(layer.weights().device, all, std::numeric_limits<double>::max(),
                                 times);
   };
   std::vector<size_t> all(batches_->tokens.size());
   std::iota(all.begin(), all.end(), size_t{0});
-  NVFP4_MOE_TRY(exchange.barrier());  // own experts have nothing else to begin together by
+  NVFP4_MOE_TRY(exchange.barrier());  // own experts have no other synchronization at the begin
   NVFP4_MOE_ASSIGN(std::vector<double> us, replay(all, kLeastRuns));
-  // Rank 0's times say how many replays fill the time.
+  // Rank 0's times determine how many replays fill the time.
   const double wanted = repeat.seconds * 1e6 / std::max(median(us), 1.0);
   const auto most = static_cast<double>(repeat.most_runs) / count;
   int64_t times = std::max(kLeastRuns, static_cast<int64_t>(std::min(wanted, most)));
@@ -262,8 +261,8 @@ Status TimedRanks::time_replays(int index, const Repeat& repeat, RanksWork work,
   recorded.part_us = {};
   std::vector<double> busiest_us(us.size());
   if (work == RanksWork::kOwnExperts && !rank.busiest.empty()) {
-    // About as many as in the graph of all, so that what a replay takes to begin is divided among
-    // as many.
+    // About as many batches as in the graph of all, so that the cost of starting a replay is
+    // divided by the same number.
     std::vector<size_t> again;
     const size_t repeats = all.size() / rank.busiest.size();
     for (size_t i = 0; i < repeats; ++i)
@@ -321,7 +320,7 @@ Result<std::vector<uint16_t>> TimedRanks::outputs(RandomTokens& batch) {
     if (const DeviceMemory* const memory = layer.backend().memory; memory != nullptr)
       NVFP4_MOE_TRY(memory->synchronize(layer.weights().device));
     NVFP4_MOE_TRY(placed.fetch());
-    // To rank 0, one after another in the order of the ranks; under all_reduce it has them already.
+    // Rank 0 receives them in the order of the ranks. With all_reduce it already has them.
     const int world = exchange.world();
     const auto sends = [&](int r) {
       if (combine() == CombineBy::kAllReduce) return r == 0 ? batch.tokens : int64_t{0};

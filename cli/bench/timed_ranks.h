@@ -1,12 +1,14 @@
-// TimedRanks: a layer over ranks as `bench --ep` times it: all ranks begin a run together, and it
+// TimedRanks: a layer over ranks for `bench --ep`. All ranks begin a run together, and the run
 // takes as long as its slowest rank.
 //
-// On a host each run is timed by itself, with the parts of it that a rank spends in the exchange,
-// waiting for others included. On GPUs a graph of all batches is replayed, which has no such parts.
-// The exchange's cost is relative to the ranks' own experts: all tokens of a batch, the same packed
-// weights, no other rank. Ranks that exchange wait in each batch for the slowest of it. Own experts
-// do not wait, and so a graph for each rank of the batches that it has most to do in says what the
-// slowest take; the rank's own time is that of a graph of all.
+// On a host each run is timed separately, and so is the part that a rank spends in the exchange,
+// including waiting for others. On GPUs a graph of all batches is replayed, which has no such
+// parts. The cost of the exchange is relative to the ranks' own experts: all tokens of a batch, the
+// same packed weights, no other rank.
+//
+// Ranks that exchange wait in each batch for the slowest rank. Own experts do not wait. To get the
+// slowest rank's time for them, each rank also replays a graph of only the batches in which it is
+// the busiest. A rank's own time is that of the graph of all batches.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +26,11 @@
 
 namespace nvfp4_moe::internal::cli {
 
-// The work of ranks in a timed run.
+// The computation of the ranks in a timed run.
 enum class RanksWork : uint8_t {
-  kLayer,       // the layer over all of them
-  kOwnExperts,  // each its own experts on all tokens, as a layer by itself: ids of others' slots
-                // are -1, out is bf16
+  kLayer,       // the layer over all ranks
+  kOwnExperts,  // each rank its own experts on all tokens, as a separate layer: ids of others'
+                // slots are -1, out is bf16
 };
 
 struct RanksRound {
@@ -38,22 +40,22 @@ struct RanksRound {
   // Mean over a rank's runs.
   double sent_bytes(size_t rank) const;
   double sent_bytes(size_t rank, WirePart part) const;
-  // Of all time of all ranks.
+  // The part's share of the total time of all ranks.
   double share(WirePart part) const;
 };
 
-// How a layer is divided over ranks.
+// The division of a layer over ranks.
 struct RanksLayer {
   CombineBy combine = CombineBy::kAllToAll;
   int64_t max_tokens = 0;              // of all ranks together
-  int64_t copies = 1;                  // of it on every rank
-  std::optional<Placement> placement;  // none: contiguous
+  int64_t copies = 1;                  // copies of the layer on every rank
+  std::optional<Placement> placement;  // nullopt: contiguous
 };
 
 class TimedRanks {
  public:
-  // Packs the copies on every rank. kUnsupported, on all ranks and with the exchange as good as
-  // before, where the ranks cannot run such a layer.
+  // Packs the copies on every rank. kUnsupported on all ranks if they cannot run such a layer; the
+  // exchange remains usable.
   static Result<TimedRanks> open(RankHosts& hosts, const Subject& subject,
                                  const std::string& backend, const RanksLayer& divided,
                                  const ProgressFn& progress);
@@ -61,18 +63,18 @@ class TimedRanks {
   int64_t max_tokens() const { return divided_.max_tokens; }
   const MoeLayer& layer() const { return *ranks_.front()->copies.front(); }
   const Placement& placement() const { return ranks_of(layer()).placement(); }
-  // Gives all copies another placement with as many slots, in place.
+  // Gives all copies another placement with the same number of slots, in place.
   Status rearrange(const Placement& placement, const LayerSource& source);
 
-  // The batches of what is timed next, of all ranks together, the same in every process.
-  // own_experts: for time() of them as well.
+  // Sets the batches to time next, of all ranks together and the same in every process.
+  // own_experts: time() will also be called for own experts.
   Status prepare(const std::shared_ptr<ColdBatches>& batches, bool own_experts);
   Result<RanksRound> time(const Repeat& repeat, RanksWork work);
   // The ranks' output for a batch, (tokens, hidden_size) bf16, on rank 0; empty elsewhere.
   Result<std::vector<uint16_t>> outputs(RandomTokens& batch);
 
  private:
-  // A rank's batches where its layer lies.
+  // A rank's batches on the device of its layer.
   struct Prepared {
     std::vector<PlacedBatch> placed;  // on a device
     std::vector<Batch> batches;
@@ -86,7 +88,7 @@ class TimedRanks {
     std::vector<std::vector<int32_t>>
         own_slots;                // (batches)(tokens, top_k) -1 if the slot is another rank's
     Prepared own;                 // all tokens of each batch, with own_slots
-    std::vector<size_t> busiest;  // the batches that this rank has most to do in
+    std::vector<size_t> busiest;  // the batches in which this rank is the busiest
   };
   TimedRanks(RankHosts& hosts, const Subject& subject, const RanksLayer& divided)
       : hosts_(&hosts), options_(subject.options), divided_(divided) {}

@@ -20,7 +20,7 @@ int g_stdout_errno = 0;
 bool g_stdout_used = false;
 
 bool no_color() {
-  const char* value = std::getenv("NO_COLOR");  // any non-empty value, as no-color.org has it
+  const char* value = std::getenv("NO_COLOR");  // any non-empty value, see no-color.org
   return value != nullptr && *value != '\0';
 }
 
@@ -62,8 +62,8 @@ std::string shell_quoted(const std::string& argument) {
     for (const char c : argument) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
     return out + "'";
   }
-  // The bytes themselves must not reach the terminal: $'...' with three octal digits, which bash,
-  // zsh, ksh and POSIX.1-2024 read alike, whatever follows them.
+  // Such bytes must not reach the terminal. bash, zsh, ksh and POSIX.1-2024 read $'...' with three
+  // octal digits in the same way, whatever follows the digits.
   for (const char c : argument) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte >= 0x7F) {
@@ -99,7 +99,7 @@ void log_raw(std::string_view text) {
   // One write per line keeps lines whole if several threads or processes share the stream.
   while (!text.empty()) {
     const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
-    if (written <= 0) return;  // nowhere left to complain
+    if (written <= 0) return;  // there is nowhere to report it
     text.remove_prefix(static_cast<size_t>(written));
   }
 }

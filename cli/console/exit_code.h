@@ -7,7 +7,7 @@ namespace nvfp4_moe::internal::cli {
 
 enum ExitCode : int {
   kExitOk = 0,
-  // a comparison or self-test ran and did not hold, or the library contradicted itself
+  // a comparison or self-test failed, or the library has a bug
   kExitCheckFailed = 1,
   kExitUsage = 2,          // an option or argument is wrong
   kExitUnsupported = 3,    // legal, but not on this machine

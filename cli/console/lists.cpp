@@ -33,10 +33,11 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 }
 
 Status too_many(std::string_view text) {
-  return invalid_argument(fmt::format("\"{}\": more than {} numbers", text, kMostNumbers));
+  return invalid_argument(
+      fmt::format("\"{}\": expected at most {} numbers, got more", text, kMostNumbers));
 }
 
-// "64..4096:x2" into values.
+// Expands "64..4096:x2" to values.
 Status expand_range(std::string_view part, size_t dots, std::string_view whole,
                     std::vector<int64_t>& values) {
   std::string_view tail = part.substr(dots + 2);

@@ -56,7 +56,7 @@ std::string no_verb_text(const CLI::App& app, const std::vector<std::string>& ar
   return fmt::format("{}: unknown before a verb; verb: {}, got none", arguments.front(), expected);
 }
 
-// CLI11 lists the words that it could not place from the last to the first.
+// CLI11 lists the words that it could not assign in reverse order.
 std::string extras_text(const CLI::App& verb, const std::vector<std::string>& extras) {
   for (const std::string& word : extras) {
     if (!is_option(word)) continue;

@@ -1,5 +1,5 @@
-// What a command line that cannot be parsed is answered: which word is wrong, what stands there
-// instead, and what was likely meant.
+// Messages for command lines that cannot be parsed: the wrong word, what was expected instead, and
+// what was probably meant.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,7 +9,7 @@
 
 namespace nvfp4_moe::internal::cli {
 
-// One line for an error of app.parse. arguments: those of the command line, without the program's
+// One line for an error of app.parse. arguments: the command line's, without the program's
 // name.
 std::string parse_error_text(const CLI::App& app, const CLI::ParseError& error,
                              const std::vector<std::string>& arguments);

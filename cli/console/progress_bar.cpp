@@ -16,8 +16,8 @@ namespace {
 constexpr int kMostBarCells = 24, kLeastBarCells = 8;
 constexpr int kUsualColumns = 80;
 
-// Bytes after the first of a character in UTF-8 take no column; a character that takes two is
-// counted as two, by the ranges of East Asian wide characters and emoji.
+// Continuation bytes of a UTF-8 character take no column. East Asian wide characters and emoji, by
+// their ranges, take two columns.
 bool continues(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 size_t columns_at(std::string_view text, size_t i) {
   const auto lead = static_cast<unsigned char>(text[i]);
@@ -36,7 +36,7 @@ size_t columns_of(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) columns += columns_at(text, i);
   return columns;
 }
-// The first columns of a longer text. The last two are "..".
+// Cuts a longer text to that many columns. The last two are "..".
 std::string cut(std::string_view text, size_t columns) {
   const size_t kept = columns > 2 ? columns - 2 : 0;
   size_t used = 0, end = 0;
@@ -99,7 +99,7 @@ ProgressBar::ProgressBar(ProgressStyle style)
   if (style_.quiet) return;
   try {
     thread_ = std::thread([this] { loop(); });
-  } catch (const std::system_error&) {  // a system without a thread to spare: no bar
+  } catch (const std::system_error&) {  // no thread available: no bar
   }
 }
 
@@ -114,7 +114,7 @@ ProgressBar::~ProgressBar() {
   if (!drawn_) return;
   try {
     style_.write(style_.terminal ? "\r\x1b[K" : text() + "\n");
-  } catch (const std::bad_alloc&) {  // the bar is no reason to end
+  } catch (const std::bad_alloc&) {  // the bar must not end the operation
   }
 }
 
@@ -152,7 +152,7 @@ void ProgressBar::loop() {
   while (!wake_.wait_for(lock, style_.period, [this] { return stop_; })) {
     try {
       draw();
-    } catch (const std::bad_alloc&) {  // the next one, then
+    } catch (const std::bad_alloc&) {  // the next line may succeed
     }
   }
 }

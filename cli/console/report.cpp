@@ -9,7 +9,7 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-// In ASCII: a program reads the same strings, and a terminal sees none of their control characters.
+// ASCII only: programs read the same strings, and no control characters reach a terminal.
 std::string dump(const Json& json) { return json.dump(-1, true) + "\n"; }
 
 Json head(const std::string& verb, bool ok) {

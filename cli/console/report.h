@@ -1,4 +1,4 @@
-// Report: one verb's result. Either text and tables as they come, or one JSON object at the end
+// Report: one verb's result. It prints text and tables as they come, or one JSON object at the end
 // (--json).
 //
 // The JSON object: {"schema": 1, "verb", "version", "ok", ...the verb's own keys with units in
@@ -23,7 +23,7 @@ inline constexpr int kJsonSchema = 1;
 struct CommonOptions {
   bool json = false;
   bool quiet = false;
-  std::optional<int> threads;  // 0: one per available core; none: what the environment says
+  std::optional<int> threads;  // 0: one per available core; nullopt: from the environment
   std::string backend = "auto";
   std::string device = "cpu";
 };
@@ -34,21 +34,21 @@ class Report {
 
   const CommonOptions& common() const { return common_; }
   Json& json() { return json_; }  // the verb adds its keys here
-  Executor& executor();           // a pool of --threads threads, made when first asked for
+  Executor& executor();           // a pool of --threads threads, made at the first call
   ProgressStyle progress() const { return progress_style(common_.quiet); }
 
-  // Text for people, nothing under --json.
+  // Text for people; nothing with --json.
   void fact(const std::string& label, const std::string& text,
             Style style = Style::kPlain);  // "label    text"
   void line(const std::string& text);
-  // Both: the table as text, its rows as JSON under `key`.
+  // Prints the table as text, or adds its rows as JSON under `key`.
   void table(const std::string& key, const Table& table);
 
-  // A check that ran and did not hold: exit code 1, but the report is still printed whole.
+  // Records a failed check: exit code 1, but the whole report is still printed.
   void fail(const std::string& what);
   bool failed() const { return !failures_.empty(); }
 
-  // Prints what is left (repro line, JSON, error) and returns the exit code.
+  // Prints the rest (repro line, JSON, error) and returns the exit code.
   int finish(const Status& status);
 
  private:
@@ -60,7 +60,7 @@ class Report {
   std::unique_ptr<Executor> executor_;
 };
 
-// The one line on stderr.
+// Prints one line on stderr.
 void print_error(const std::string& message);
 // The JSON form of an error, as one line.
 std::string error_json(const std::string& verb, const Status& status);

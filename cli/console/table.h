@@ -1,8 +1,7 @@
-// Table: rows of named columns, said once and shown twice: aligned text for people, JSON objects
-// for programs.
+// Table: rows of named columns, printed as aligned text for people or as JSON objects for programs.
 //
 // A column has a key with its unit ("median_us") and a title ("median us"). Text is a Markdown
-// table, so that it can be pasted into an issue as it is.
+// table, so that it can be pasted into an issue.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +17,7 @@ std::string styled(const std::string& text, Style style, bool color);
 
 struct Column {
   std::string key;
-  std::string title;  // empty: in JSON alone
+  std::string title;  // empty: only in JSON
   bool right = true;  // alignment of the text
 };
 
@@ -27,15 +26,15 @@ struct Cell {
   Json value;
   Style style = Style::kPlain;
 };
-// A cell whose text and value say the same.
+// A cell whose text is also its value.
 Cell cell(const std::string& text, Style style = Style::kPlain);
 Cell cell(int64_t value);
-// fmt's format of the value, for example cell(x, "{:.3f}"); the JSON value keeps all digits.
+// Formats the value with fmt, for example cell(x, "{:.3f}"). The JSON value keeps all digits.
 Cell cell(double value, const char* format);
 Cell count_cell(uint64_t count);
 // "1.3 GiB", and the number of bytes.
 Cell bytes_cell(uint64_t bytes);
-// Empty text and null: there is nothing to say here.
+// Empty text and null.
 Cell no_cell();
 // "pass" or "FAIL", true or false.
 Cell verdict(bool pass);

@@ -1,4 +1,4 @@
-// Verb: how a subcommand joins the parser, with the options that every verb has.
+// Verb: adds a subcommand to the parser, with the options that every verb has.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -10,7 +10,7 @@
 
 namespace nvfp4_moe::internal::cli {
 
-// The verb on the command line: filled by the parser, then run.
+// The verb on the command line. The parser fills it, then it is run.
 struct Invocation {
   std::string verb;
   CommonOptions common;
@@ -29,17 +29,18 @@ CLI::App* add_verb(CLI::App& app, Invocation& invocation, const std::string& nam
   auto options = std::make_shared<Options>();
   add_options(*verb, *options);
   CommonOptions& common = invocation.common;
-  verb->add_flag("--json", common.json, "One JSON object on stdout instead of text")
-      ->group("Common");
-  verb->add_flag("--quiet", common.quiet, "No progress on stderr")->group("Common");
+  verb->add_flag("--json", common.json, "Print one JSON object instead of text")->group("Common");
+  verb->add_flag("--quiet", common.quiet, "Print no progress")->group("Common");
   verb->add_option("--threads", common.threads,
-                   "Threads; 0: one per available core; default NVFP4_MOE_THREADS, else 0")
+                   "Number of threads; 0 is one per available core (default: the environment "
+                   "variable NVFP4_MOE_THREADS, else 0)")
       ->check(CLI::Range(0, 4096))
       ->group("Common");
   if (uses_backend == UsesBackend::kYes) {
-    verb->add_option("--backend", common.backend, "auto, or a backend's name (see doctor)")
+    verb->add_option("--backend", common.backend,
+                     "Implementation to use: auto, or a name that `nvfp4-moe doctor` lists")
         ->group("Common");
-    verb->add_option("--device", common.device, "cpu, or cuda:N: where layers lie and run")
+    verb->add_option("--device", common.device, "Device that runs the layers: cpu or cuda:N")
         ->group("Common")
         ->capture_default_str();
   }

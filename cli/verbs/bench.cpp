@@ -1,11 +1,11 @@
-// bench: how long a layer takes, beside what this host's or device's memory and arithmetic units
-// could do.
+// bench: times a layer and compares it with the peak rates of this host's or device's memory and
+// arithmetic units.
 //
-// Before anything is timed, each backend is checked against the reference on a few tokens and
-// experts of this very layer. Configurations (backend x activation format) take turns, round after
-// round, so that a change of the host's speed affects all of them; figures are medians over the
-// rounds, with the rounds' range. GB/s counts the touched experts' packed bytes once per call. A
-// host's rates are measured around each figure, a GPU's once: they are steady.
+// Before timing, each backend is checked against the reference on a few tokens and experts of the
+// same layer. Each round times every configuration (backend x activation format), so that a change
+// of the host's speed affects all of them. Figures are medians over the rounds, with their range.
+// GB/s counts the touched experts' packed bytes once per call. A host's peak rates are measured
+// around each figure; a GPU's are steady and measured once.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ Table peaks_table(const std::string& whose) {
                 {"instructions", "by", false}});
 }
 
-// The device's peak rates, measured once, for the instruction of each backend's GEMMs.
+// Measures the device's peak rates, with the instruction of each backend's GEMMs.
 Status measure_device(std::vector<Configuration>& all, const std::string& device, Report& report) {
   Table table = peaks_table(device);
   double read_gb_per_s = 0;
@@ -101,7 +101,7 @@ Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& swe
         NVFP4_MOE_TRY(one.timed->prepare(tokens, verb.subject.seed));
         cells.push_back({one.backend, one.format(), tokens, one.peak_name, {}});
       }
-      // Before and after each, because the host's speed drifts.
+      // Measured before and after each round, because the host's speed drifts.
       double read_before = host_reads();
       for (int64_t number = 0; number < verb.rounds; ++number) {
         for (size_t i = 0; i < all.size(); ++i, ++progress.done) {
@@ -141,8 +141,7 @@ Status bench(const BenchVerb& verb, Report& report) {
   if (!verb.combine.empty() || !verb.routing.empty() || !verb.over.empty() || verb.balance ||
       verb.slots_per_rank)
     return invalid_argument(
-        "--combine, --routing, --over, --balance, --slots-per-rank: expected --ep beside them, got "
-        "none");
+        "--combine, --routing, --over, --balance, --slots-per-rank: expected --ep too");
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> sweep, token_sweep(verb));
   const int64_t most_tokens = *std::max_element(sweep.begin(), sweep.end());
   NVFP4_MOE_ASSIGN(std::vector<Configuration> all, configurations(verb, report));
@@ -211,38 +210,39 @@ Status bench(const BenchVerb& verb, Report& report) {
 void add_bench(CLI::App& app, Invocation& invocation) {
   add_verb<BenchVerb>(
       app, invocation, "bench",
-      "Times a layer beside the read bandwidth and compute peaks of where it runs",
+      "Time a layer and compare it with the memory and compute peaks of the device",
       UsesBackend::kYes, bench, [](CLI::App& verb, BenchVerb& options) {
         add_subject(verb, options.subject, true);
-        verb.add_option("--tokens", options.tokens, "Sweep, for example 1,8,64..4096:x2")
+        verb.add_option("--tokens", options.tokens,
+                        "Numbers of tokens to time, for example 1,8,64..4096:x2")
             ->capture_default_str();
         verb.add_option("--rounds", options.rounds,
-                        "Medians of so many; all of --backend and --activation-format, "
-                        "which are lists here, take turns in each")
+                        "Number of rounds; figures are their medians. --backend and "
+                        "--activation-format may be lists, and each round times all combinations")
             ->check(CLI::Range(int64_t{1}, int64_t{1000}))
             ->capture_default_str();
         verb.add_option("--seconds", options.repeat.seconds,
-                        "For each token count and round, at least 5 runs")
+                        "Seconds for each token count and round; at least 5 runs")
             ->check(CLI::Range(0.0, 3600.0))
             ->capture_default_str();
         verb.add_option("--runs", options.repeat.most_runs,
-                        "At most, for each token count and round")
+                        "Most runs for each token count and round")
             ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
             ->capture_default_str();
-        verb.add_flag("--steps", options.steps, "Also each step of the layer by itself");
-        add_ranks(verb, options.ranks, "The layer over so many ranks beside the same layer on one");
+        verb.add_flag("--steps", options.steps, "Time each step of the layer separately too");
+        add_ranks(verb, options.ranks, "Time the layer over N ranks and on one");
         verb.add_option("--combine", options.combine,
-                        "With --ep, a list; default all_to_all,all_reduce");
+                        "With --ep, how ranks exchange, a list (default: all_to_all,all_reduce)");
         verb.add_option("--routing", options.routing,
-                        "With --ep, a list: uniform, zipf (some experts crowded), hot (all of it "
-                        "rank 0's); default all");
+                        "With --ep, how tokens select experts, a list of uniform, zipf (some "
+                        "experts are popular) and hot (only experts of rank 0) (default: all)");
         add_over(verb, options.over, true);
-        verb.add_flag(
-            "--balance", options.balance,
-            "With --ep, zipf and hot again, over the placement that is proposed of their load");
+        verb.add_flag("--balance", options.balance,
+                      "With --ep, time zipf and hot again with a placement of experts that "
+                      "balances their load");
         verb.add_option("--slots-per-rank", options.slots_per_rank,
-                        "With --balance: experts that a rank holds; default an even division, more "
-                        "let some stand twice")
+                        "With --balance: experts per rank; more than an even division adds copies "
+                        "of busy experts (default: an even division)")
             ->check(CLI::Range(int64_t{1}, int64_t{65536}));
       });
 }

@@ -13,14 +13,15 @@ namespace nvfp4_moe::internal::cli {
 Result<std::vector<int64_t>> token_sweep(const BenchVerb& verb) {
   NVFP4_MOE_ASSIGN(std::vector<int64_t> sweep, parse_sweep(verb.tokens));
   if (*std::max_element(sweep.begin(), sweep.end()) > kMostTokens)
-    return invalid_argument(fmt::format("--tokens: at most {}", kMostTokens));
+    return invalid_argument(fmt::format("--tokens: expected at most {}, got {}", kMostTokens,
+                                        *std::max_element(sweep.begin(), sweep.end())));
   return sweep;
 }
 
 Result<std::vector<Configuration>> configurations(const BenchVerb& verb, const Report& report) {
   Result<std::vector<std::string>> backends = parse_names(report.common().backend);
   if (!backends.ok()) return backends.status().in("--backend");
-  std::vector<std::string> formats = {""};  // the subject's own
+  std::vector<std::string> formats = {""};  // the subject's format
   if (!verb.subject.choices.activation_format.empty()) {
     Result<std::vector<std::string>> named = parse_names(verb.subject.choices.activation_format);
     if (!named.ok()) return named.status().in("--activation-format");

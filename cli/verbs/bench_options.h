@@ -1,4 +1,4 @@
-// Options of `bench`, and its preparations, on one rank and over several.
+// Options and preparations of `bench`, on one rank and over several.
 #pragma once
 
 #include <cstdint>
@@ -18,22 +18,22 @@ struct BenchVerb {
   int64_t rounds = 1;
   Repeat repeat;
   bool steps = false;
-  int ranks = 0;                 // --ep; 0: one, as without it
+  int ranks = 0;                 // --ep; 0: not given, one rank
   std::string combine, routing;  // lists; empty: all
   std::string over;              // a list; empty: nccl on GPUs
   bool balance = false;
   std::optional<int64_t> slots_per_rank;  // with balance
 };
 
-// --tokens.
+// Parses --tokens.
 Result<std::vector<int64_t>> token_sweep(const BenchVerb& verb);
-// The product of --backend and --activation-format, each a list.
+// All combinations of --backend and --activation-format, each a list.
 Result<std::vector<Configuration>> configurations(const BenchVerb& verb, const Report& report);
-// False if one disagrees with the reference: then nothing is timed.
+// Returns false if one disagrees with the reference; then nothing is timed.
 Result<bool> check_all(const std::vector<Configuration>& all, const std::string& device,
                        uint64_t seed, Report& report);
 
-// bench --ep.
+// Runs bench --ep.
 Status bench_ranks(const BenchVerb& verb, Report& report);
 
 }  // namespace nvfp4_moe::internal::cli

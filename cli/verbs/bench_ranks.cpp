@@ -1,10 +1,9 @@
-// bench --ep: a layer over ranks beside the same layer on one, under routings that load the ranks
-// evenly and not.
+// bench --ep: times a layer over ranks and the same layer on one rank, with routings that load the
+// ranks evenly and unevenly.
 //
-// --tokens are those of all ranks together, so that every row of a cell computes the same: under
-// all_to_all each rank brings its part of them, under all_reduce all bring all, and one rank has
-// them by itself. The backend is checked against the reference, and the ranks' output against one
-// rank's, before anything is timed.
+// --tokens counts the tokens of all ranks together, so that every row of a cell computes the same:
+// with all_to_all each rank has a part of them, with all_reduce each rank has all of them. Before
+// timing, the backend is checked against the reference, and the ranks' output against one rank's.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,7 +33,7 @@ Result<std::vector<Enum>> parse_enums(const std::string& list, const char* optio
   return values;
 }
 
-// threads: of this process.
+// threads: the threads of this process.
 Result<std::unique_ptr<RanksWay>> make_way(int world, const std::string& device, int threads) {
   NVFP4_MOE_ASSIGN(VerbRanks connected, connect_ranks(world));
   NVFP4_MOE_TRY(device_of_rank(device, connected, 0).status());
@@ -55,7 +54,7 @@ Status bench_ranks(const BenchVerb& verb, Report& report) {
   if (verb.steps || !verb.subject.part.expert_range.empty() ||
       !verb.subject.part.intermediate_slice.empty())
     return invalid_argument(
-        "--ep: expected neither --steps, --expert-range nor --intermediate-slice beside it");
+        "--ep: expected none of --steps, --expert-range and --intermediate-slice with it");
   const std::string& device = report.common().device;
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> sweep, token_sweep(verb));
   NVFP4_MOE_ASSIGN(const std::vector<CombineBy> combines,
@@ -64,7 +63,7 @@ Status bench_ranks(const BenchVerb& verb, Report& report) {
                    parse_enums<RankRouting>(verb.routing, "--routing"));
   NVFP4_MOE_ASSIGN(const std::vector<RanksOver> overs, parse_over(verb.over, device));
   NVFP4_MOE_ASSIGN(std::vector<Configuration> all, configurations(verb, report));
-  // Of a shape that is one rank's part, the whole model's experts: the ranks divide them.
+  // A shape may be one rank's part. The ranks here divide all experts of the model.
   for (Configuration& one : all) one.subject.range = {0, one.subject.options.num_experts};
   const Subject& subject = all.front().subject;
   NVFP4_MOE_TRY(Placement::contiguous(subject.options.num_experts, verb.ranks).status().in("--ep"));

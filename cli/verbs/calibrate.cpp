@@ -1,4 +1,4 @@
-// calibrate: static activation scales, measured by the reference on sample hidden states.
+// calibrate: measures static activation scales with the reference, on sample hidden states.
 #include "verify/calibrate.h"
 
 #include <fmt/format.h>
@@ -27,12 +27,12 @@ struct CalibrateVerb {
 
 Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
   if (verb.input.empty() == !verb.random_amplitude) {
-    return invalid_argument("calibrate: expected one of --input FILE and --random AMPLITUDE");
+    return invalid_argument("calibrate: expected either --input FILE or --random AMPLITUDE");
   }
   NVFP4_MOE_ASSIGN(const CheckpointOptions reading, verb.reading.options());
   NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path, reading));
   if (!verb.write.empty())
-    NVFP4_MOE_TRY(check_takes_input_scales(checkpoint, verb.write));  // measuring takes long
+    NVFP4_MOE_TRY(check_takes_input_scales(checkpoint, verb.write));  // before the long measurement
   CalibrateOptions options;
   NVFP4_MOE_ASSIGN(options.layers, chosen_layers(checkpoint.model(), verb.layers));
   options.input = verb.input;
@@ -101,16 +101,16 @@ void add_calibrate(CLI::App& app, Invocation& invocation) {
       app, invocation, "calibrate", "Measure static activation scales from sample hidden states",
       UsesBackend::kNo, calibrate_verb, [](CLI::App& verb, CalibrateVerb& options) {
         add_checkpoint_directory(verb, options.path);
-        add_states(verb, options.input, options.tokens, 1, "how many (default 128)");
+        add_states(verb, options.input, options.tokens, 1, "default 128");
         verb.add_option("--random", options.random_amplitude,
-                        "Seeded states of this amplitude instead of a file");
+                        "Instead of --input, random hidden states of this amplitude");
         add_layer_list(verb, options.layers, "Layers to measure");
         add_seed(verb, options.seed);
         verb.add_option(
             "--moments", options.moments,
-            "New file for second moments by channel, which quantize --calibration reads");
+            "Write second moments by channel to this new file, for quantize --calibration");
         verb.add_option("--write", options.write,
-                        "Copy an NVFP4 checkpoint here with the measured scales in it");
+                        "Copy an NVFP4 checkpoint to this directory, with the measured scales");
         add_reading_choices(verb, options.reading);
       });
 }

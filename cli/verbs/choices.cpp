@@ -34,19 +34,21 @@ Status NumericChoices::apply(MoeOptions& options) const {
 void add_numeric_choices(CLI::App& verb, NumericChoices& choices) {
   const auto add = [&](auto&&... arguments) { verb.add_option(arguments...)->group("Numbers"); };
   add("--activation-format", choices.activation_format,
-      "auto (by what DIR declares, the default), nvfp4 (W4A4), bf16 (W4A16), int8_block or fp8 "
-      "(W4A8)");
-  add("--activation-scale", choices.activation_scale, "Of hidden: dynamic_token, static or compat");
+      "How activations are quantized: nvfp4 (W4A4), bf16 (W4A16, not at all), int8_block or fp8 "
+      "(W4A8), or auto: what DIR declares or more precise (default)");
+  add("--activation-scale", choices.activation_scale,
+      "Scale of the layer's input: dynamic_token, static or compat");
   add("--intermediate-scale", choices.intermediate_scale,
-      "Of SwiGLU's output: dynamic_token, fixed or compat");
+      "Scale of the activation function's output: dynamic_token, fixed or compat");
   add("--intermediate-fixed", choices.intermediate_fixed,
-      "The power of two of --intermediate-scale fixed");
-  add("--static-headroom", choices.static_headroom,
-      "Power of two that multiplies the static scale");
-  add("--router-weight", choices.router_weight, "after_down, before_down or on_input");
-  add("--row-format", choices.row_format, "gemm2's rows before combine: bf16 or fp32");
+      "Scale for --intermediate-scale fixed, a power of two");
+  add("--static-headroom", choices.static_headroom, "Factor of the static scale, a power of two");
+  add("--router-weight", choices.router_weight,
+      "Where router weights are multiplied: after_down, before_down or on_input");
+  add("--row-format", choices.row_format,
+      "Type of the experts' results before they are added: bf16 or fp32");
   verb.add_flag("--batch-invariant", choices.batch_invariant,
-                "A token's bits do not depend on its batch")
+                "Make a token's result independent of the rest of the batch, bit for bit")
       ->group("Numbers");
 }
 
@@ -77,13 +79,14 @@ Result<IntermediateSlice> LocalPart::slice(int64_t intermediate_size) const {
 }
 
 void add_expert_range(CLI::App& verb, LocalPart& part) {
-  verb.add_option("--expert-range", part.expert_range, "Local experts, first:count; default all")
+  verb.add_option("--expert-range", part.expert_range,
+                  "Experts to load, as first:count (default: all)")
       ->group("Numbers");
 }
 
 void add_intermediate_slice(CLI::App& verb, LocalPart& part) {
   verb.add_option("--intermediate-slice", part.intermediate_slice,
-                  "This rank's part of the intermediate dimension, first:count; default all")
+                  "Part of the intermediate dimension to load, as first:count (default: all)")
       ->group("Numbers");
 }
 

@@ -1,7 +1,7 @@
-// NumericChoices: the named choices of the numeric contract as options, for every verb that runs a
+// NumericChoices: options for the choices of the numeric contract, for every verb that runs a
 // layer.
 //
-// Options that are not given stay as the checkpoint's family (or the shape) has them.
+// Options that are not given keep the values of the checkpoint's family (or of the shape).
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -25,15 +25,15 @@ struct NumericChoices {
   std::string row_format;     // bf16 | fp32
   bool batch_invariant = false;
 
-  // Writes the given choices into options; kInvalidArgument for an unknown name. "auto" leaves the
-  // activation format.
+  // Writes the given choices into options. kInvalidArgument for an unknown name. "auto" leaves the
+  // activation format unchanged.
   Status apply(MoeOptions& options) const;
-  // Whether moe/activation_choice.h's rule gives the activation format.
+  // Whether the rule of moe/activation_choice.h chooses the activation format.
   bool chooses_format() const { return activation_format.empty() || activation_format == "auto"; }
 };
 void add_numeric_choices(CLI::App& verb, NumericChoices& choices);
 
-// The local part of the layer.
+// The part of the layer that this process runs.
 struct LocalPart {
   std::string expert_range;        // "first:count"; empty: all experts
   std::string intermediate_slice;  // "first:count"; empty: the whole dimension

@@ -1,6 +1,6 @@
-// doctor: is this machine ready? Host facts, the backends of this build, GPUs, engines with an
-// adapter, and a self-test of the number formats and of every backend on a tiny layer. Exit code 1
-// if a self-test fails; a missing GPU is a fact, not a failure.
+// doctor: shows whether this machine is ready. Reports the host, the backends of this build, GPUs,
+// engines with an adapter, and a self-test of the number formats and of every backend on a tiny
+// layer. Exit code 1 if a self-test fails. A missing GPU is not a failure.
 #include <fmt/format.h>
 #include <gnu/libc-version.h>
 
@@ -50,7 +50,7 @@ struct SelfTest {
   std::string detail;
 };
 
-// Values computed here from the formats' definitions, not from the codec's tables.
+// Compares with values computed here from the format's definition, not from the codec's tables.
 SelfTest test_e2m1() {
   int good = 0;
   for (int code = 0; code < 16; ++code) {
@@ -89,7 +89,7 @@ SelfTest test_swizzle() {
   for (size_t i = 0; i < linear.size(); ++i) linear[i] = static_cast<uint8_t>(1 + i * 7 % 251);
   std::vector<uint8_t> swizzled(static_cast<size_t>(swizzled_scale_bytes(kRows, kCols)), 0xFF);
   swizzle_scales(linear.data(), kCols, kRows, kCols, swizzled.data());
-  // Known places: row 33 of column 5 lies in tile column 1, 16-byte line 1, second group of four.
+  // A known position: row 33 of column 5 is in tile column 1, 16-byte line 1, second group of four.
   const bool placed = swizzled[512 + 1 * 16 + 1 * 4 + 1] == linear[33 * kCols + 5] &&
                       swizzled[2 * 512] == linear[128 * kCols];
   unswizzle_scales(swizzled.data(), kRows, kCols, back.data(), kCols);
@@ -121,8 +121,8 @@ Result<MoeConfig> tiny_config(ActivationFormat format) {
   return MoeConfig::make(options);
 }
 
-// A tiny layer through every backend that takes it, on the host and on each GPU, against the
-// reference.
+// Runs a tiny layer on every backend that takes it, on the host and on each GPU, and compares it
+// with the reference.
 std::vector<SelfTest> test_layers(const std::vector<Device>& devices, Executor& executor) {
   std::vector<SelfTest> tests;
   const std::pair<ActivationFormat, const char*> formats[] = {
@@ -194,7 +194,7 @@ void report_host(Report& report) {
   report.json()["glibc"] = gnu_get_libc_version();
 }
 
-// The backend that would run a plain layer there, or why there is none.
+// The backend that would run a plain layer on the device, or why there is none.
 std::string gpu_backend(const Result<DeviceFacts>& device) {
   const auto run = [&]() -> Result<const Backend*> {
     NVFP4_MOE_ASSIGN(const MoeConfig config, tiny_config(ActivationFormat::kNvfp4));
@@ -263,7 +263,7 @@ Status report_backends(Report& report) {
   return {};
 }
 
-// A fact, never a failure: an engine that is missing or does not fit runs without the library.
+// Never a failure: an engine that is missing or does not fit runs without the library.
 void report_engines(Report& report) {
   const Result<Json> engines = read_engines();
   if (!engines.ok()) {
@@ -311,7 +311,8 @@ Status doctor(const DoctorOptions&, Report& report) {
 }  // namespace
 
 void add_doctor(CLI::App& app, Invocation& invocation) {
-  add_verb<DoctorOptions>(app, invocation, "doctor", "Host facts, backends and a self-test",
+  add_verb<DoctorOptions>(app, invocation, "doctor",
+                          "Show host, GPUs, backends and installed engines, and run a self-test",
                           UsesBackend::kYes, doctor, [](CLI::App&, DoctorOptions&) {});
 }
 

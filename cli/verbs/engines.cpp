@@ -17,14 +17,14 @@ namespace {
 constexpr int kSeconds = 10;            // an import from a cold network drive takes seconds
 constexpr size_t kMostBytes = 1 << 20;  // of an answer
 constexpr int kTimedOut = 124,
-              kNone = 1;  // exit codes of `timeout`, and of a Python that finds no such module
+              kNone = 1;  // exit codes of `timeout`, and of Python if it does not find the module
 
 struct Answer {
   std::string text;
   int exit_code = -1;
 };
 
-// From / rather than the current directory, which Python would import from.
+// Runs in /, because Python would import modules from the current directory.
 Answer ask() {
   const std::string command = fmt::format(
       "cd / && exec timeout {} python3 -m nvfp4_moe.engines --json 2>/dev/null </dev/null",
@@ -46,7 +46,7 @@ Answer ask() {
 Result<Json> read_engines() {
   if (!on_path("python3")) return unsupported("there is no python3 on PATH");
   if (!on_path("timeout"))
-    return unsupported("there is no timeout on PATH, without which python3 is not asked");
+    return unsupported("there is no timeout on PATH, which is needed to query python3");
   const Answer answer = ask();
   if (answer.exit_code == kTimedOut)
     return unsupported(fmt::format("python3 did not answer in {} s", kSeconds));

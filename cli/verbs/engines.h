@@ -1,5 +1,5 @@
-// Engines: which inference engines the Python of PATH has, and whether the package's adapters fit
-// them. The package answers (`python3 -m nvfp4_moe.engines`); it imports no engine.
+// Engines: the inference engines that the python3 on PATH has, and whether the package's adapters
+// support them. Queries the package (`python3 -m nvfp4_moe.engines`), which imports no engine.
 #pragma once
 
 #include "core/status.h"
@@ -7,9 +7,8 @@
 
 namespace nvfp4_moe::internal::cli {
 
-// The engines: [{"name", "version" or null, "fits" or null, "misfits", "note"}, ...]. Unsupported,
-// with why, where there is nobody to ask: no python3 on PATH, no nvfp4_moe in it, no answer in
-// time.
+// Returns [{"name", "version" or null, "fits" or null, "misfits", "note"}, ...]. kUnsupported with
+// the reason if python3 is not on PATH, has no nvfp4_moe, or does not answer in time.
 Result<Json> read_engines();
 
 }  // namespace nvfp4_moe::internal::cli

@@ -1,5 +1,5 @@
-// explain: which backend would run a layer here and why no other, with the plan, the workspace and
-// the scale policy. Packs nothing and runs nothing.
+// explain: shows which backend would run a layer here and why the others would not, with the plan,
+// the workspace and the scale policy. It packs nothing and runs nothing.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -45,8 +45,8 @@ Status report_choices(const MoeConfig& config, const DeviceFacts& device, const 
   return {};
 }
 
-// The kernels of a step by how many tokens a call has, if they are not the same for all: plans
-// differ at a few counts, which halving finds.
+// Reports the kernels of a step by the number of tokens, if they differ. Plans change at a few
+// counts, which bisection finds.
 void report_variants(const Backend& backend, const MoeConfig& config, const Subject& subject,
                      const Plan& plan, int64_t most_tokens, Report& report) {
   const auto kernels = [&](int64_t tokens) {
@@ -88,7 +88,7 @@ void report_variants(const Backend& backend, const MoeConfig& config, const Subj
   report.table("variants", table);
 }
 
-// run: what a call of as many tokens as the plan allows does.
+// run: the steps of a call with the most tokens that the plan allows.
 void report_plan(const Plan& plan, const std::vector<StepPlan>& run, Report& report) {
   Table steps({{"step", "step", false}, {"kernel", "kernel", false}});
   for (const StepPlan& step : run) steps.add({cell(step.step), cell(step.kernel)});
@@ -165,7 +165,8 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
 
 void add_explain(CLI::App& app, Invocation& invocation) {
   add_verb<ExplainVerb>(
-      app, invocation, "explain", "Which backend runs a layer here, why no other, and its plan",
+      app, invocation, "explain",
+      "Show which backend would run a layer here, why others would not, and its plan",
       UsesBackend::kYes, explain_verb, [](CLI::App& verb, ExplainVerb& options) {
         add_subject(verb, options.subject, true);
         add_token_count(verb, "--tokens", options.tokens, "Most tokens of one call")

@@ -9,8 +9,8 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-// "model.layers.3.mlp.experts.17.up_proj" -> "model.layers.*.mlp.experts.*.up_proj": like tensors
-// fold into one line.
+// "model.layers.3.mlp.experts.17.up_proj" -> "model.layers.*.mlp.experts.*.up_proj", so that
+// similar tensors become one line.
 std::string folded_name(const std::string& name) {
   std::string out;
   bool word_begins = true, in_number = false;
@@ -30,8 +30,8 @@ std::string folded_name(const std::string& name) {
 
 bool is_ignored(const Finding& finding) { return finding.id.starts_with("ignored"); }
 
-// One row per finding; notes of one kind fold into one row of the text, because a model has one per
-// layer.
+// One row per finding. With fold_notes, notes of one kind become one row, because a model has one
+// per layer.
 Table findings_table(const std::vector<const Finding*>& findings, bool fold_notes) {
   Table table({{"severity", "severity", false},
                {"id", "finding", false},

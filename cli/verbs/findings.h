@@ -1,4 +1,4 @@
-// A checkpoint's findings, and the tensors that are left alone, as `inspect` prints them.
+// Prints a checkpoint's findings and ignored tensors for `inspect`.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace nvfp4_moe::internal::cli {
 
-// An error makes the report fail. Ignored tensors are listed by name, layer and expert numbers
-// folded into '*'.
+// An error makes the report fail. Ignored tensors are listed by name, with layer and expert numbers
+// replaced by '*'.
 void report_findings(const std::vector<Finding>& findings, Report& report);
 
 }  // namespace nvfp4_moe::internal::cli

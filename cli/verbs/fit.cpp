@@ -12,17 +12,17 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-// Bytes one of `ranks` GPUs needs under expert parallel.
+// The bytes that one of `ranks` GPUs needs under expert parallel.
 struct Need {
-  uint64_t experts_bytes = 0;    // packed, of the layers that can be loaded
-  uint64_t workspace_bytes = 0;  // one, shared by all layers
+  uint64_t experts_bytes = 0;    // packed experts of the layers that can be loaded
+  uint64_t workspace_bytes = 0;  // one workspace, shared by all layers
 };
 
 Result<Need> need_of(const Checkpoint& checkpoint, const Backend& backend, int64_t ranks,
                      int64_t max_tokens, const DeviceFacts& device) {
   Need need;
   std::map<std::string, std::pair<uint64_t, uint64_t>>
-      seen;  // layers of one shape are measured once
+      seen;  // layers of the same shape are measured once
   for (const int64_t layer : checkpoint.model().layers) {
     NVFP4_MOE_ASSIGN(MoeOptions options, checkpoint.layer_options(layer));
     NVFP4_MOE_ASSIGN(const ChosenFormat chosen,
@@ -54,7 +54,7 @@ Status report_fit(const Checkpoint& checkpoint, const std::string& forced,
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
   NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(config, device, forced));
 
-  // stays on every rank
+  // on every rank
   const uint64_t other_bytes = checkpoint.index().size_bytes() - checkpoint.expert_bytes();
   std::vector<Column> columns = {{"ranks", "GPUs"},
                                  {"experts_bytes", "experts each"},

@@ -1,7 +1,7 @@
-// inspect: what a checkpoint is, whether it is sound, and whether it fits. Reads headers, config,
-// and the scales of the chosen layers; never the codes. Findings that are errors make the exit code
-// 1, and are reported whatever else cannot be said of such files; what cannot be opened at all
-// makes it 4.
+// inspect: describes a checkpoint, lists what is wrong with it, and shows whether it fits in GPU
+// memory. Reads headers, config and the scales of the chosen layers, never the codes. Findings that
+// are errors give exit code 1 and are always reported, even if the rest of the report is not
+// possible. Files that cannot be opened give 4.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -49,8 +49,7 @@ void report_model(const Checkpoint& checkpoint, Report& report) {
                   sizes.hidden_size, sizes.intermediate_size) +
           (sizes.hidden_size == model.model_hidden_size
                ? ""
-               : fmt::format(", behind a projection from the model's {}",
-                             model.model_hidden_size)));
+               : fmt::format(", after a projection from the model's {}", model.model_hidden_size)));
   report.fact("numbers",
               fmt::format("{}, router weight {}", activation, to_string(sizes.router_weight)));
   Json& json = report.json();
@@ -85,7 +84,7 @@ Status report_declared(const Checkpoint& checkpoint, const std::vector<int64_t>&
     NVFP4_MOE_ASSIGN(const MoeOptions options, checkpoint.layer_options(layer));
     NVFP4_MOE_ASSIGN(const DeclaredActivations declared, checkpoint.declared_activations(layer));
     const Result<ChosenFormat> chosen = choose_activation_format(options, device, forced);
-    if (!chosen.ok()) continue;  // sizes that no layer has: a finding, and no fit
+    if (!chosen.ok()) continue;  // illegal sizes: reported as a finding, and there is no fit
     activations.push_back({layer, chosen->format, chosen->because + " (" + declared.why + ")"});
   }
   report_activations(activations, report);
@@ -99,7 +98,7 @@ Cell range_cell(const std::optional<float>& low, const std::optional<float>& hig
   return {text, Json::array({*low, *high})};
 }
 
-// Findings of the layers, appended to `all`, and statistics of their scales: floats have none.
+// Appends findings of the layers to `all` and reports statistics of their scales. Floats have none.
 Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& layers, bool floats,
                      Report& report, std::vector<Finding>& all) {
   Table table({{"layer", "layer"},
@@ -166,7 +165,7 @@ Status inspect(const InspectOptions& options, Report& report) {
   std::vector<Finding> findings = checkpoint.findings();
   if (floats) report.fact("scales", "none: floats, quantized at load or by nvfp4-moe quantize");
   if (!options.headers_only) {
-    // Reading finds again what opening found in these layers.
+    // Opening has already found some findings of these layers; reading them finds those again.
     std::erase_if(findings, [&](const Finding& f) {
       return std::binary_search(layers.begin(), layers.end(), f.layer);
     });
@@ -186,19 +185,18 @@ Status inspect(const InspectOptions& options, Report& report) {
 void add_inspect(CLI::App& app, Invocation& invocation) {
   add_verb<InspectOptions>(
       app, invocation, "inspect",
-      "What a checkpoint is, its scales and faults, and whether it fits", UsesBackend::kYes,
-      inspect, [](CLI::App& verb, InspectOptions& options) {
-        verb.add_option("DIR", options.path,
-                        "Checkpoint directory, or one safetensors or GGUF file")
-            ->required();
+      "Describe a checkpoint: model, scales, errors, and whether it fits in GPU memory",
+      UsesBackend::kYes, inspect, [](CLI::App& verb, InspectOptions& options) {
+        add_checkpoint_directory(verb, options.path);
         add_layer_list(verb, options.layers, "Layers whose scales are read");
         verb.add_option("--gpu-memory", options.gpu_memory,
-                        "GPU memories in GB to judge the fit by")
+                        "GPU memory sizes in GB to check against")
             ->capture_default_str();
         add_token_count(verb, "--max-tokens", options.max_tokens,
-                        "Tokens of one call, for the workspace")
+                        "Most tokens of one call; determines the workspace size")
             ->capture_default_str();
-        verb.add_flag("--headers-only", options.headers_only, "Read headers and config only");
+        verb.add_flag("--headers-only", options.headers_only,
+                      "Read only headers and config, no scales");
         add_reading_choices(verb, options.reading);
       });
 }

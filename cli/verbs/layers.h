@@ -1,4 +1,4 @@
-// Queries of several verbs to a checkpoint's layers and to the registry.
+// Helpers of several verbs for a checkpoint's layers and for the backend.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +14,22 @@
 
 namespace nvfp4_moe::internal::cli {
 
-// The layers named by a list option; all MoE layers if it is empty. A number that is not a MoE
-// layer is kInvalidArgument, and names those there are.
+// The layers named by a list option; all MoE layers if it is empty. kInvalidArgument, listing the
+// MoE layers, for a number that is not one.
 Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::string& list);
 // "0-2,5,7-9".
 std::string list_text(const std::vector<int64_t>& ascending);
 
-// "chosen", "not chosen" (it would take the layer) or "refused" (it would not).
+// "chosen", "not chosen" (it supports the layer) or "refused" (it does not).
 const char* result_text(const BackendReport& choice);
 
-// The activation format that a layer runs in, and why.
+// A layer's activation format and the reason for it.
 struct LayerActivations {
   int64_t layer = 0;
   ActivationFormat format = ActivationFormat::kBf16;
   std::string because;
 };
-// One line and one object of "activations" for layers that have the same.
+// Prints one line, and adds one object to "activations", for each set of layers that have the same.
 void report_activations(const std::vector<LayerActivations>& layers, Report& report);
 
 // The backend of --backend: "auto" gives NVFP4_MOE_BACKEND if that is set; a name this build does

@@ -23,7 +23,7 @@ Result<std::string> checked_output(const std::string& option, const std::string&
     if (!other.path.empty() && same_file(*target, other.path))
       return refuse(other.name, other.path);
   }
-  // Of a model that cannot be listed, who opens it says why.
+  // If the model's folder cannot be listed, opening the model will report why.
   const Result<std::vector<std::string>> names = list_directory(model);
   if (!names.ok()) return names.status().code() == Code::kOutOfMemory ? names.status() : target;
   for (const std::string& name : *names) {

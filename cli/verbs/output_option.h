@@ -1,5 +1,5 @@
-// Options that name a file to write: refused before any work if the file cannot be written, or is
-// an input.
+// Options that name a file to write. They are refused before any work if the file cannot be written
+// or is an input.
 #pragma once
 
 #include <string>
@@ -9,15 +9,14 @@
 
 namespace nvfp4_moe::internal::cli {
 
-// Another file of the verb: "--input", and its path.
+// Another file of the verb: its option, "--input", and its path.
 struct NamedFile {
   std::string name;
   std::string path;
 };
 
-// Where the option's bytes go: `path`, or where it leads as a symbolic link (io/output_file.h says
-// what is refused). No file of `others` may be the same one, by whatever name, and none that lies
-// in the folder `model`.
+// Returns the file to write: `path`, or the target of a symbolic link (io/output_file.h lists what
+// is refused). It must not be one of `others`, under any name, or a file in the folder `model`.
 Result<std::string> checked_output(const std::string& option, const std::string& path,
                                    const std::vector<NamedFile>& others, const std::string& model);
 

@@ -1,5 +1,5 @@
-// quantize: a float checkpoint in, an NVFP4 checkpoint that inference engines read out, with what
-// it cost (SQNR).
+// quantize: converts a float checkpoint to an NVFP4 checkpoint for inference engines, and reports
+// the quantization error (SQNR).
 #include <fmt/format.h>
 
 #include <limits>
@@ -126,28 +126,34 @@ Status quantize(const QuantizeVerb& verb, Report& report) {
 
 void add_quantize(CLI::App& app, Invocation& invocation) {
   add_verb<QuantizeVerb>(
-      app, invocation, "quantize", "Float checkpoint to NVFP4, streaming and resumable",
+      app, invocation, "quantize",
+      "Quantize the experts of a bf16, fp16 or fp32 checkpoint to NVFP4 (resumable)",
       UsesBackend::kNo, quantize, [](CLI::App& verb, QuantizeVerb& options) {
-        verb.add_option("IN", options.in, "bf16, fp16 or fp32 checkpoint directory")->required();
-        verb.add_option("OUT", options.out, "Directory to write; an unfinished one is resumed")
+        verb.add_option("IN", options.in, "Checkpoint directory with bf16, fp16 or fp32 weights")
             ->required();
-        verb.add_option("--format", options.format, "modelopt or compressed-tensors")
+        verb.add_option("OUT", options.out,
+                        "Directory to write; the same command resumes an unfinished one")
+            ->required();
+        verb.add_option("--format", options.format,
+                        "Format of the written checkpoint: modelopt or compressed-tensors")
             ->capture_default_str();
         add_layer_list(verb, options.layers, "Layers to quantize");
         verb.add_option(
                 "--search", options.search,
-                "Block scales: max (of the block), mse (best of two) or sweep (best of all)")
+                "How block scales are chosen: max (from the block's maximum), mse (least error of "
+                "two candidates) or sweep (least error of all E4M3 values)")
             ->capture_default_str();
-        verb.add_option("--max-shard-size", options.max_shard_size, "Largest file, for example 5GB")
+        verb.add_option("--max-shard-size", options.max_shard_size,
+                        "Size limit of a written file, for example 5GB")
             ->capture_default_str();
         verb.add_option("--input-scales", options.input_scales,
-                        "Activation scales: the output of calibrate --json");
-        verb.add_option(
-            "--calibration", options.calibration,
-            "Second moments that weigh errors: of calibrate --moments, or an imatrix (mse, sweep)");
+                        "File with activation scales: the output of calibrate --json");
+        verb.add_option("--calibration", options.calibration,
+                        "File with second moments that weigh the errors of mse and sweep: from "
+                        "calibrate --moments, or an imatrix of llama.cpp");
         verb.add_flag("--separate-gate-up", options.separate_gate_up,
-                      "gate and up keep tensor scales of their own (exact here; vLLM applies "
-                      "gate's to both)");
+                      "Give gate and up separate tensor scales (exact in this library; vLLM "
+                      "applies gate's to both)");
         add_reading_choices(verb, options.reading);
       });
 }

@@ -16,13 +16,13 @@ namespace {
 
 constexpr const char* kAdapter = "libnvfp4_moe_mpi.so";
 
-// Whether this process is one of several that a launcher with this variable started.
+// Whether a launcher that sets this variable started this process as one of several.
 bool one_of_several(const char* number_of_ranks) {
   const char* const value = std::getenv(number_of_ranks);
   return value != nullptr && std::atoi(value) > 1;
 }
 
-// The ranks of mpirun or srun, over the adapter of examples/mpi.
+// Connects the ranks of mpirun or srun through the adapter of examples/mpi.
 Result<VerbRanks> connect_mpi(int ranks) {
   const char* const asked = std::getenv("NVFP4_MOE_MPI");
   const char* const path = asked != nullptr && *asked != 0 ? asked : kAdapter;
@@ -45,7 +45,7 @@ Result<VerbRanks> connect_mpi(int ranks) {
                                 std::string_view(error, ::strnlen(error, sizeof(error)))));
   if (world != ranks)
     return invalid_argument(
-        fmt::format("--ep: expected {}, the ranks that MPI has, got {}", world, ranks));
+        fmt::format("--ep: expected {}, the number of MPI ranks, got {}", world, ranks));
   NVFP4_MOE_ASSIGN(
       auto exchange,
       connect_callbacks({callbacks.user, callbacks.all_to_all_v, callbacks.abort}, rank, world));
@@ -56,7 +56,7 @@ Result<VerbRanks> connect_mpi(int ranks) {
 
 void add_ranks(CLI::App& verb, int& ranks, const std::string& what) {
   verb.add_option("--ep", ranks,
-                  what + ": threads of this process, or the processes of mpirun or srun")
+                  what + "; ranks are threads of this process, or the processes of mpirun or srun")
       ->check(CLI::Range(1, 64));
 }
 
@@ -75,14 +75,14 @@ Result<VerbRanks> connect_ranks(int ranks) {
 
 void add_over(CLI::App& verb, std::string& over, bool several) {
   verb.add_option("--over", over,
-                  std::string("With --ep on GPUs, ") + (several ? "a list: " : "") +
-                      "nccl or peers; default nccl");
+                  std::string("With --ep on GPUs, how they exchange: nccl or peers (peer memory)") +
+                      (several ? ", or a list" : "") + " (default: nccl)");
 }
 
 Result<std::vector<RanksOver>> parse_over(const std::string& over, const std::string& device) {
   std::vector<RanksOver> ways;
   if (device == "cpu" && over.empty()) return ways;
-  if (device == "cpu") return invalid_argument("--over: expected --device cuda beside it, got cpu");
+  if (device == "cpu") return invalid_argument("--over: expected --device cuda too, got cpu");
   const Result<std::vector<std::string>> names =
       parse_names(over.empty() ? name_of(RanksOver::kNccl) : over);
   if (!names.ok()) return names.status().in("--over");
@@ -97,7 +97,7 @@ Result<std::string> device_of_rank(const std::string& device, const VerbRanks& r
   if (device == "cuda") return fmt::format("cuda:{}", ranks.launched ? ranks.local_rank : index);
   if (device != "cpu" && !ranks.launched && ranks.ranks.world() > 1)
     return invalid_argument(
-        "--device: expected cpu, or cuda where each rank has the GPU of its number, got " + device);
+        "--device: expected cpu, or cuda (each rank uses the GPU with its number), got " + device);
   return device;
 }
 

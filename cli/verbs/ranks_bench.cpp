@@ -12,11 +12,12 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-constexpr Timeout kSlowest{30 * 60 * 1000};  // for rank 0 to have done something by itself
-constexpr int64_t kCheckTokens = 3;          // of each rank
+constexpr Timeout kSlowest{30 * 60 * 1000};  // while the others wait for rank 0
+constexpr int64_t kCheckTokens = 3;          // per rank
 
-// Whether own experts compute what the layer's ranks do: a shared expert is on the token's source
-// rank under all_to_all, and rank 0's under all_reduce as in its own experts.
+// Whether the ranks' own experts, without an exchange, compute the same as the layer's ranks. A
+// shared expert runs on the token's source rank with all_to_all, but on rank 0 with all_reduce and
+// in the own experts.
 bool same_work(const Configuration& one, CombineBy combine) {
   return one.subject.options.shared_intermediate_size == 0 || combine == CombineBy::kAllReduce;
 }
@@ -60,7 +61,7 @@ ProgressStyle RanksBench::progress() const {
 
 Status RanksBench::choose_slots() {
   if (verb_.slots_per_rank && !verb_.balance)
-    return invalid_argument("--slots-per-rank: expected --balance beside it, got none");
+    return invalid_argument("--slots-per-rank: expected --balance too");
   report_.json()["slots_per_rank"] = nullptr;
   if (!verb_.balance) return {};
   const int64_t even = (experts() + ranks().world() - 1) / ranks().world();
@@ -70,11 +71,11 @@ Status RanksBench::choose_slots() {
   return propose_placement(alike, ranks().world(), slots_per_rank_).status().in("--slots-per-rank");
 }
 
-// As many on all ranks, since a run is one of the same copy everywhere.
+// The same number on all ranks, because a run uses the same copy everywhere.
 Status RanksBench::prepare_copies(size_t combines) {
   const std::string& device = hosts().device(0);
-  // A GPU has one rank's part of each layer over ranks, rank 0's the whole one besides; a host has
-  // all of all.
+  // A GPU holds one rank's part of each layer over ranks, and rank 0's GPU also the whole layer. A
+  // host holds everything.
   const auto world = static_cast<double>(ranks().world());
   const double parts = device == "cpu" ? 1 : 1 / world;
   const double balanced =
@@ -113,12 +114,12 @@ Status RanksBench::open_all(const std::vector<CombineBy>& combines, int64_t most
       return {};
     };
     NVFP4_MOE_TRY(share(alone()));
-    const std::string wanted = one.backend;  // alike on all ranks
+    const std::string wanted = one.backend;  // the same on all ranks
     if (one.timed) one.backend = one.timed->layer().backend().name;
     for (const bool balanced : {false, true}) {
       if (balanced && slots_per_rank_ == 0) continue;
       std::optional<Placement> placement;
-      if (balanced) {  // until a cell's load is known
+      if (balanced) {  // a placeholder until a cell's load is known
         const std::vector<uint64_t> alike(static_cast<size_t>(experts()), 1);
         NVFP4_MOE_ASSIGN(placement, propose_placement(alike, ranks().world(), slots_per_rank_));
       }
@@ -149,7 +150,7 @@ Status RanksBench::open_over(Layers& layers, RanksWay& way, const std::string& b
     opened = timed.status();
   }
   if (opened.code() != Code::kUnsupported) return opened;
-  if (divided.placement) return {};  // the contiguous one says so
+  if (divided.placement) return {};  // the contiguous row reports it
   RanksCell refused;
   refused.backend = one.backend;
   refused.activation_format = one.format();
@@ -188,7 +189,7 @@ std::vector<RanksBench::Row> RanksBench::rows_of(RankRouting routing) {
     Configuration& one = *layers.configuration;
     rows.push_back({&one, nullptr, RanksWork::kLayer});
     for (const bool balanced : {false, true}) {
-      if (balanced && routing == RankRouting::kUniform) continue;  // its load is even as it is
+      if (balanced && routing == RankRouting::kUniform) continue;  // its load is already even
       const auto own =
           std::find_if(layers.divided.begin(), layers.divided.end(), [&](const Divided& divided) {
             return divided.balanced == balanced && same_work(one, divided.timed.combine());

@@ -1,9 +1,10 @@
-// RanksBench: what `bench --ep` times, cell by cell, and in which order.
+// RanksBench: the measurements of `bench --ep` and their order.
 //
-// A cell is a number of tokens and a routing. Its rows take turns, round after round: the layer on
-// one rank, the ranks' own experts without an exchange, the layer over ranks by each way to combine
-// and over each way between devices, and with --balance these again over the placement that is
-// proposed of the cell's load.
+// A cell is a number of tokens and a routing. Each round times all its rows:
+// - the layer on one rank,
+// - the ranks' own experts without an exchange,
+// - the layer over ranks, for each --combine and each --over,
+// - with --balance the same again, with a placement proposed from the cell's load.
 #pragma once
 
 #include <memory>
@@ -18,18 +19,18 @@
 
 namespace nvfp4_moe::internal::cli {
 
-// The ranks as one way between their devices connects them. Each way has ranks of its own, since an
-// exchange has one.
+// The ranks for one value of --over. Each has its own ranks, because an exchange connects devices
+// in one way only.
 struct RanksWay {
-  std::optional<RanksOver> over;  // none: host memory
+  std::optional<RanksOver> over;  // nullopt: host memory
   VerbRanks ranks;
-  std::optional<RankHosts> hosts;  // holds ranks' address
-  Status connected;                // kUnsupported: rows that say so
+  std::optional<RankHosts> hosts;  // holds the address of ranks
+  Status connected;                // kUnsupported: its rows show that
 };
 
 class RanksBench {
  public:
-  // ways: at least one; all: what is timed.
+  // ways: at least one. all: the configurations to time.
   RanksBench(const BenchVerb& verb, Report& report,
              const std::vector<std::unique_ptr<RanksWay>>& ways, std::vector<Configuration>& all);
   Status run(const std::vector<int64_t>& sweep, const std::vector<CombineBy>& combines,
@@ -46,7 +47,7 @@ class RanksBench {
     Configuration* configuration;
     std::vector<Divided> divided;
   };
-  // The subject of a cell's row: the configuration on one rank, or ranks.
+  // The subject of a cell's row: the configuration on one rank, or over ranks.
   struct Row {
     Configuration* configuration;
     Divided* divided;  // null: one rank
@@ -56,7 +57,7 @@ class RanksBench {
   const LocalRanks& ranks() const { return ways_.front()->ranks.ranks; }
   const RankHosts& hosts() const { return *ways_.front()->hosts; }
   int64_t experts() const { return all_.front().subject.options.num_experts; }
-  // A step that this process has done by itself, to all processes: one that failed ends them all.
+  // Shares the status of a step that this process did alone. A failure ends all processes.
   Status share(const Status& mine) const;
   ProgressStyle progress() const;
   Status choose_slots();
@@ -64,7 +65,7 @@ class RanksBench {
   Status open_all(const std::vector<CombineBy>& combines, int64_t most_tokens);
   Status open_over(Layers& layers, RanksWay& way, const std::string& backend,
                    const RanksLayer& divided, const ProgressFn& progress, Json& described);
-  // The ranks' output of a few tokens against one rank's.
+  // Compares the ranks' output for a few tokens with one rank's.
   Status check(const Configuration& one, TimedRanks& timed) const;
   std::vector<Row> rows_of(RankRouting routing);
   RanksCell cell_of(const Row& row, int64_t tokens, RankRouting routing) const;
@@ -73,7 +74,7 @@ class RanksBench {
   Status time_cell(int64_t tokens, RankRouting routing, const Step& step, Json& in_order);
   Status prepare(const std::vector<Row>& rows);
   Result<RanksRound> time(const Row& row) const;
-  // The whole layer on rank 0, while the others wait.
+  // Times the whole layer on rank 0 while the others wait.
   Result<RanksRound> time_alone(Configuration& one) const;
 
   const BenchVerb& verb_;
@@ -81,11 +82,11 @@ class RanksBench {
   const std::vector<std::unique_ptr<RanksWay>>& ways_;
   std::vector<Configuration>& all_;
   const bool first_;
-  int64_t slots_per_rank_ = 0;  // 0: nothing is balanced
+  int64_t slots_per_rank_ = 0;  // 0: no --balance
   int64_t copies_ = 1;
   std::vector<Layers> layers_;  // by configuration
   std::vector<RanksCell> cells_;
-  std::shared_ptr<ColdBatches> batches_;  // of the cell
+  std::shared_ptr<ColdBatches> batches_;  // the cell's
 };
 
 }  // namespace nvfp4_moe::internal::cli

@@ -1,7 +1,7 @@
-// run: one layer on the hidden states of a safetensors file; and the replay of a dumped call.
+// run: runs one layer on the hidden states of a safetensors file, or replays a dumped call.
 //
 // Input: hidden (T, H) BF16, F16 or F32; topk_ids (T, k) I32 or I64 and topk_weights (T, k) F32,
-// seeded if missing. Output: `out` (T, H) in hidden's dtype.
+// random from the seed if missing. Output: `out` (T, H) in hidden's dtype.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-// One run is one sample: if it is short, more follow.
+// Short runs are repeated for this long, because one run is only one sample.
 constexpr double kRepeatSeconds = 1.0;
 
 struct RunVerb {
@@ -88,7 +88,7 @@ void report_status(const RunStatus& status, Report& report) {
   report.json()["nonfinite_outputs"] = status.nonfinite_outputs;
 }
 
-// The files that the options lead to; empty if an option is not given.
+// The files that the options name, after symbolic links; empty if an option is not given.
 struct RunOutputs {
   std::string output;
   std::string dump;
@@ -130,7 +130,7 @@ Status run_layer(const RunVerb& verb, Report& report) {
   options.backend = backend;
   options.device = report.common().device;
   options.range = subject.range;
-  // an input of none gives an output of none
+  // an empty input gives an empty output
   options.limits.max_tokens = std::max<int64_t>(states.tokens, 1);
   options.executor = &report.executor();
   std::unique_ptr<MoeLayer> layer;
@@ -233,12 +233,13 @@ Status run_verb(const RunVerb& verb, Report& report) {
     if (!verb.subject.path.empty() || !verb.input.empty() || !verb.output.empty() ||
         !verb.dump.empty()) {
       return invalid_argument(
-          "--replay: the file has everything; expected no DIR, --input, --output or --dump");
+          "--replay: expected no DIR, --input, --output or --dump, since the file has everything");
     }
     return replay_call(verb, report);
   }
   if (verb.subject.path.empty()) return invalid_argument("run: expected DIR, or --replay FILE");
-  if (!verb.subject.layer) return invalid_argument("run: expected --layer L");
+  if (!verb.subject.layer)
+    return invalid_argument("run: expected --layer L (`nvfp4-moe inspect DIR` lists the layers)");
   if (verb.input.empty()) return invalid_argument("run: expected --input FILE");
   if (verb.output.empty() && verb.dump.empty())
     return invalid_argument("run: expected --output FILE or --dump FILE");
@@ -249,16 +250,20 @@ Status run_verb(const RunVerb& verb, Report& report) {
 
 void add_run(CLI::App& app, Invocation& invocation) {
   add_verb<RunVerb>(
-      app, invocation, "run", "One layer on hidden states from a file; replay of a dumped call",
+      app, invocation, "run", "Run one layer on hidden states from a file, or replay a dumped call",
       UsesBackend::kYes, run_verb, [](CLI::App& verb, RunVerb& options) {
         add_subject(verb, options.subject, false);
-        verb.add_option("--input", options.input, "safetensors: hidden, topk_ids, topk_weights");
-        verb.add_option("--output", options.output, "safetensors to write: out");
+        verb.add_option("--input", options.input,
+                        "Safetensors file with hidden, optionally topk_ids and topk_weights");
+        verb.add_option("--output", options.output,
+                        "Safetensors file to write the result to, as out");
         add_token_count(verb, "--tokens", options.tokens,
-                        "At most so many tokens of the input; 0: all");
-        verb.add_option("--dump", options.dump, "Write the call, weights included, for --replay");
+                        "Most tokens to read from the input; 0 reads all");
+        verb.add_option("--dump", options.dump,
+                        "Write the call, including the weights, to this file, for --replay");
         verb.add_option("--replay", options.replay,
-                        "Run a dumped call again; check it against its output and the reference");
+                        "Run a dumped call again, and check it against its output and the "
+                        "reference");
       });
 }
 

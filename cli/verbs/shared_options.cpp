@@ -3,7 +3,8 @@
 namespace nvfp4_moe::internal::cli {
 
 void add_checkpoint_directory(CLI::App& verb, std::string& path) {
-  verb.add_option("DIR", path, "Checkpoint directory, or GGUF file")->required();
+  verb.add_option("DIR", path, "Checkpoint: a model directory, or one safetensors or GGUF file")
+      ->required();
 }
 
 Result<CheckpointOptions> ReadingChoices::options() const {
@@ -17,27 +18,29 @@ Result<CheckpointOptions> ReadingChoices::options() const {
 
 void add_reading_choices(CLI::App& verb, ReadingChoices& choices) {
   verb.add_option("--gate-up-order", choices.gate_up_order,
-                  "Rows of tensors with gate and up: gate_first, up_first or interleaved; default "
-                  "as the family has them");
+                  "Order of rows in tensors that hold gate and up: gate_first, up_first or "
+                  "interleaved (default: the model family's)");
   verb.add_option("--accept-tensor", choices.accept_tensors,
-                  "Leave out experts' tensors of this name, which is else an error; * is any text; "
+                  "Ignore experts' tensors of this name instead of failing; * matches any text; "
                   "may be repeated")
       ->allow_extra_args(false);
 }
 
 void add_layer_list(CLI::App& verb, std::string& layers, const std::string& what) {
-  verb.add_option("--layers", layers, what + ", for example 0,3,5-9; default all");
+  verb.add_option("--layers", layers, what + ", for example 0,3,5-9 (default: all)");
 }
 
 void add_seed(CLI::App& verb, uint64_t& seed) {
-  verb.add_option("--seed", seed, "Seed")->capture_default_str();
+  verb.add_option("--seed", seed, "Seed of the random values")->capture_default_str();
 }
 
 void add_states(CLI::App& verb, std::string& input, std::optional<int64_t>& tokens,
                 int64_t least_tokens, const std::string& seeded) {
   verb.add_option("--input", input,
-                  "safetensors with hidden, and topk_ids and topk_weights if known");
-  verb.add_option("--tokens", tokens, "Seeded: " + seeded + "; of a file: at most this many")
+                  "Safetensors file with hidden states: hidden, optionally topk_ids and "
+                  "topk_weights");
+  verb.add_option("--tokens", tokens,
+                  "Number of random tokens: " + seeded + ". With --input, the most to read")
       ->check(CLI::Range(least_tokens, kMostTokens));
 }
 

@@ -1,4 +1,4 @@
-// Options that several verbs have, so that a name, its help and its range are said once.
+// Options that several verbs share: their names, help texts and ranges.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -15,9 +15,9 @@ inline constexpr int64_t kMostTokens = int64_t{1} << 24;
 
 void add_checkpoint_directory(CLI::App& verb, std::string& path);
 
-// How a checkpoint is read if its files leave it open.
+// How to read a checkpoint whose files are ambiguous.
 struct ReadingChoices {
-  std::string gate_up_order;  // empty: as family and names give it
+  std::string gate_up_order;  // empty: from the family and the names
   std::vector<std::string> accept_tensors;
   Result<CheckpointOptions> options() const;
 };
@@ -25,8 +25,8 @@ void add_reading_choices(CLI::App& verb, ReadingChoices& choices);
 // what: "Layers to quantize", for the help.
 void add_layer_list(CLI::App& verb, std::string& layers, const std::string& what);
 void add_seed(CLI::App& verb, uint64_t& seed);
-// Where hidden states come from: a file, or a seed and a count. `seeded` says what the count means
-// without a file.
+// The source of hidden states: a file, or a seed and a count. `seeded` describes the count for the
+// help.
 void add_states(CLI::App& verb, std::string& input, std::optional<int64_t>& tokens,
                 int64_t least_tokens, const std::string& seeded);
 // A number of tokens from `least` to kMostTokens.

@@ -23,7 +23,7 @@ Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales ch
   NVFP4_MOE_TRY(chosen_layers(subject.checkpoint->model(), fmt::format("{}", layer)).status());
   NVFP4_MOE_ASSIGN(subject.options, subject.checkpoint->layer_options(layer));
   NVFP4_MOE_TRY(options.choices.apply(subject.options));
-  // A device that is not there is refused where the layer is opened on it.
+  // A missing device is refused later, when the layer is opened on it.
   if (options.choices.chooses_format() && device_facts(device).ok()) {
     LayerOptions layer_options;
     layer_options.backend = backend;
@@ -55,12 +55,17 @@ Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales ch
 }  // namespace
 
 void add_subject(CLI::App& verb, SubjectOptions& options, bool shapes_too) {
-  verb.add_option("DIR", options.path, "Checkpoint directory, or GGUF file");
-  verb.add_option("--layer", options.layer, "MoE layer of DIR; default the first");
+  verb.add_option("DIR", options.path,
+                  "Checkpoint: a model directory, or one safetensors or GGUF file");
+  verb.add_option("--layer", options.layer,
+                  shapes_too ? "Number of a MoE layer of DIR (default: the first)"
+                             : "Number of a MoE layer of DIR");
   if (shapes_too) {
-    verb.add_option("--shape", options.shape,
-                    "Instead of DIR, random weights of: " + shape_names());
-    verb.add_option("--experts", options.experts, "With --shape: so many experts, all local")
+    verb.add_option(
+        "--shape", options.shape,
+        "Instead of DIR, random weights in the sizes of a known model: " + shape_names());
+    verb.add_option("--experts", options.experts,
+                    "With --shape: number of experts, all of them local")
         ->check(CLI::Range(int64_t{1}, int64_t{65536}));
   }
   add_seed(verb, options.seed);
@@ -73,7 +78,7 @@ void add_subject(CLI::App& verb, SubjectOptions& options, bool shapes_too) {
 Result<Subject> open_subject(const SubjectOptions& options, CheckScales check,
                              const std::string& backend, const std::string& device) {
   if (options.path.empty() == options.shape.empty())
-    return invalid_argument("expected one of DIR and --shape NAME");
+    return invalid_argument("expected either DIR or --shape NAME");
   if (!options.path.empty()) {
     if (options.experts > 0) return invalid_argument("--experts: only with --shape");
     return checkpoint_subject(options, check, backend, device);

@@ -1,5 +1,5 @@
-// The options by which a verb is given its layer: from a checkpoint (DIR --layer L) or by a shape's
-// name (--shape).
+// The options that select a verb's layer: from a checkpoint (DIR --layer L) or by the name of a
+// shape (--shape).
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -24,9 +24,9 @@ struct SubjectOptions {
 };
 void add_subject(CLI::App& verb, SubjectOptions& options, bool shapes_too);
 
-// Of a checkpoint, the layer's findings are asked first: an error is kBadInput.
+// kYes: validates a checkpoint's layer first. A finding that is an error becomes kBadInput.
 enum class CheckScales : bool { kNo, kYes };
-// backend, device: where it will run, for the activation format.
+// backend, device: where the layer will run, which determines the activation format.
 Result<Subject> open_subject(const SubjectOptions& options, CheckScales check,
                              const std::string& backend, const std::string& device);
 

@@ -1,5 +1,5 @@
-// synthesize: a small model directory with a real one's shape and names, from a seed. The demo's
-// input.
+// synthesize: writes a small random checkpoint with the structure and names of a real model, as
+// the demo's input.
 #include "convert/synthesize.h"
 
 #include <fmt/format.h>
@@ -66,30 +66,34 @@ Status synthesize(const SynthesizeVerb& verb, Report& report) {
 void add_synthesize(CLI::App& app, Invocation& invocation) {
   add_verb<SynthesizeVerb>(
       app, invocation, "synthesize",
-      "A small checkpoint with a real one's shape and names, from a seed", UsesBackend::kNo,
-      synthesize, [](CLI::App& verb, SynthesizeVerb& options) {
+      "Write a small random checkpoint with the structure and names of a real model",
+      UsesBackend::kNo, synthesize, [](CLI::App& verb, SynthesizeVerb& options) {
         SynthesizeOptions& sizes = options.sizes;
         const CLI::Range positive(int64_t{1}, int64_t{1} << 24);
-        verb.add_option("OUT", options.out, "Directory to make")->required();
-        verb.add_option("--family", sizes.family, "deepseek_v4, qwen3_moe or nemotron_h")
+        verb.add_option("OUT", options.out, "Directory to write")->required();
+        verb.add_option("--family", sizes.family,
+                        "Model family: deepseek_v4, qwen3_moe or nemotron_h")
             ->capture_default_str();
         const auto size = [&](const char* name, int64_t& value, const char* help) {
           verb.add_option(name, value, help)->check(positive)->capture_default_str();
         };
-        size("--layers", sizes.layers, "MoE layers");
-        size("--experts", sizes.num_experts, "Experts of a layer");
-        size("--top-k", sizes.top_k, "Experts of a token");
+        size("--layers", sizes.layers, "Number of MoE layers");
+        size("--experts", sizes.num_experts, "Experts per layer");
+        size("--top-k", sizes.top_k, "Experts per token");
         size("--hidden", sizes.hidden_size, "Hidden size, a multiple of 16");
         size("--intermediate", sizes.intermediate_size, "Intermediate size, a multiple of 16");
         verb.add_option("--latent", sizes.latent_size,
-                        "nemotron_h: the experts' hidden size behind a projection");
-        size("--vocab", sizes.vocab_size, "Rows of the embedding");
-        verb.add_option("--dtype", options.dtype, "BF16, F16 or F32")->capture_default_str();
+                        "nemotron_h: the experts' hidden size, after a projection");
+        size("--vocab", sizes.vocab_size, "Size of the vocabulary");
+        verb.add_option("--dtype", options.dtype, "Type of the weights: BF16, F16 or F32")
+            ->capture_default_str();
         add_seed(verb, sizes.seed);
-        verb.add_option("--max-shard-size", options.max_shard_size, "Largest file")
+        verb.add_option("--max-shard-size", options.max_shard_size,
+                        "Size limit of a written file, for example 5GB")
             ->capture_default_str();
         verb.add_option("--of-size", options.of_size,
-                        "Instead of sizes: about this many bytes of experts, for measurements");
+                        "Instead of the sizes above, about this many bytes of experts, for example "
+                        "5GB");
       });
 }
 

@@ -1,4 +1,4 @@
-// The verbs: each has a file of its own in this room and adds itself to the parser.
+// The verbs. Each is in its own file of this folder and adds itself to the parser.
 #pragma once
 
 #include "cli/console/verb.h"

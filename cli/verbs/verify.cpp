@@ -1,6 +1,6 @@
-// verify: the checkpoint as this build packs and runs it, against the file's bytes, the exact
-// reference, and the original weights. Exit code 1 names what failed by layer, expert, tensor and
-// coordinate, or by token and channel.
+// verify: compares the checkpoint, as this build packs and runs it, with the file's bytes, the
+// exact reference and the original weights. Exit code 1 names the failure by layer, expert, tensor
+// and coordinate, or by token and channel.
 #include "verify/verify.h"
 
 #include <fmt/format.h>
@@ -26,7 +26,7 @@ struct VerifyVerb {
   std::optional<double> limit_sqnr_db;
   NumericChoices choices;
   LocalPart part;
-  int ranks = 0;  // 0: one, as without --ep
+  int ranks = 0;  // --ep; 0: not given, one rank
   std::string combine = "all_to_all";
   std::string over;  // empty: nccl on GPUs
   ReadingChoices reading;
@@ -42,7 +42,7 @@ Result<VerifyOptions> engine_options(const VerifyVerb& verb, const ModelInfo& mo
   options.states.tokens = verb.tokens.value_or(verb.input.empty() ? 32 : 0);
   options.limit_sqnr_db = verb.limit_sqnr_db;
   if (verb.limit_sqnr_db && verb.against.empty())
-    return invalid_argument("--limit: needs --against ORIGINAL");
+    return invalid_argument("--limit: expected --against ORIGINAL too");
   MoeOptions probe = model.options;
   NVFP4_MOE_TRY(verb.choices.apply(probe));  // unknown names are refused before any work
   options.adjust = [choices = verb.choices](MoeOptions& layer) { (void)choices.apply(layer).ok(); };
@@ -92,7 +92,7 @@ void add_run_row(const LayerVerification& layer, Table& table) {
 void add_original_row(const LayerVerification& layer, const std::optional<double>& limit,
                       Table& table) {
   const OriginalCheck& check = *layer.original;
-  // The place of the fault if there is one, else that of the largest error.
+  // The coordinates of the first fault, else of the largest error.
   std::string where =
       fmt::format("expert {} {}", check.max_expert, coordinates(check.max_row, check.max_col));
   if (!check.faults.empty()) {
@@ -108,7 +108,8 @@ void add_original_row(const LayerVerification& layer, const std::optional<double
              verdict(check.passed())});
 }
 
-// Saturation and rounding to zero: of activations in the run, of weights in the quantization.
+// Reports saturation and rounding to zero: for activations in the run, for weights in the
+// quantization.
 void report_saturation(const VerifyReport& verified, Report& report) {
   Table table({{"layer", "layer"},
                {"hidden_blocks", "hidden blocks"},
@@ -145,7 +146,7 @@ void report_saturation(const VerifyReport& verified, Report& report) {
   report.table("saturation", table);
 }
 
-// How many weights E4M3 rounds, of layers that ran in fp8.
+// Reports how many weights E4M3 rounds, for layers that ran in fp8.
 void report_fp8(const VerifyReport& verified, Report& report) {
   Json layers = Json::array();
   for (const LayerVerification& layer : verified.layers) {
@@ -172,22 +173,22 @@ void report_unchecked(bool against_original, Report& report) {
   };
   if (!against_original)
     add("weights",
-        "without --against only illegal bytes are errors; wrong codes and scales that are legal "
-        "pass");
-  add("input_scale", "calibration made it, and there is nothing to compare it with");
+        "without --against ORIGINAL only illegal bytes are errors; wrong codes and scales that are "
+        "legal pass");
+  add("input_scale", "it comes from calibration, and there is nothing to compare it with");
   report.json()["unchecked"] = unchecked;
 }
 
-// --ep: a layer over ranks against the same layer on one.
+// verify --ep: compares a layer over ranks with the same layer on one rank.
 Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
   if (!verb.against.empty() || !verb.input.empty() || !verb.part.expert_range.empty() ||
       verb.limit_sqnr_db)
     return invalid_argument(
-        "--ep: expected neither --against, --input, --limit nor --expert-range beside it");
+        "--ep: expected none of --against, --input, --limit and --expert-range with it");
   const std::string& device = report.common().device;
   NVFP4_MOE_ASSIGN(const std::vector<RanksOver> overs, parse_over(verb.over, device));
   if (overs.size() > 1)
-    return invalid_argument("--over: expected one way between devices, got " + verb.over);
+    return invalid_argument("--over: expected either nccl or peers, got " + verb.over);
   RanksOptions options;
   NVFP4_MOE_ASSIGN(options.combine, parse<CombineBy>(verb.combine, "--combine"));
   NVFP4_MOE_ASSIGN(options.reading, verb.reading.options());
@@ -224,7 +225,7 @@ Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
   report.json()["combine"] = verb.combine;
   report.json()["device"] = device;
   report.json()["over"] = overs.empty() ? Json() : Json(name_of(overs.front()));
-  if (!first) return {};  // rank 0 says it for all
+  if (!first) return {};  // rank 0 reports for all
   report.fact(
       "checked",
       fmt::format(
@@ -256,7 +257,7 @@ Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
 
 Status verify_verb(const VerifyVerb& verb, Report& report) {
   if (verb.ranks > 0) return verify_ranks_verb(verb, report);
-  if (!verb.over.empty()) return invalid_argument("--over: expected --ep beside it, got none");
+  if (!verb.over.empty()) return invalid_argument("--over: expected --ep too");
   VerifyOptions options;
   {
     NVFP4_MOE_ASSIGN(const CheckpointOptions reading, verb.reading.options());
@@ -314,14 +315,13 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
       report.fact("hint", layer.original->hint, Style::kWarning);
   }
   report.line(
-      "\"exact reference\" runs the same NVFP4 numbers without rounding in between: it judges the "
-      "kernels. "
-      "\"original\" judges the quantization.");
+      "\"exact reference\" computes with the same NVFP4 weights without rounding in between, and "
+      "so checks the kernels. \"original\" checks the quantization.");
   report_unchecked(!verb.against.empty(), report);
   if (checks_by_themselves > 0) {
     report.fact(
         "note",
-        "the chosen backend is the reference itself: that comparison says nothing about kernels",
+        "the chosen backend is the reference itself, so the comparison with it checks no kernels",
         Style::kWarning);
   }
   report.fact("verdict",
@@ -344,19 +344,22 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
 
 void add_verify(CLI::App& app, Invocation& invocation) {
   add_verb<VerifyVerb>(
-      app, invocation, "verify", "Packed bytes, kernels and quantization of a checkpoint, checked",
+      app, invocation, "verify",
+      "Check a checkpoint: packed bytes, kernels, and the quantization against the original",
       UsesBackend::kYes, verify_verb, [](CLI::App& verb, VerifyVerb& options) {
         add_checkpoint_directory(verb, options.path);
-        verb.add_option("--against", options.against, "The checkpoint it was quantized from");
+        verb.add_option("--against", options.against,
+                        "The original checkpoint that DIR was quantized from");
         add_layer_list(verb, options.layers, "Layers to check");
-        add_states(verb, options.input, options.tokens, 0, "how many (default 32; 0: do not run)");
+        add_states(verb, options.input, options.tokens, 0, "default 32; 0 skips the run");
         verb.add_option("--limit", options.limit_sqnr_db,
-                        "With --against: fail a layer below this SQNR in dB");
+                        "With --against: lowest SQNR of a layer in dB that passes");
         add_seed(verb, options.seed);
         add_numeric_choices(verb, options.choices);
         add_expert_range(verb, options.part);
-        add_ranks(verb, options.ranks, "Over so many ranks against one");
-        verb.add_option("--combine", options.combine, "With --ep: all_to_all or all_reduce")
+        add_ranks(verb, options.ranks, "Compare each layer over N ranks with one rank");
+        verb.add_option("--combine", options.combine,
+                        "With --ep, how ranks exchange: all_to_all or all_reduce")
             ->capture_default_str();
         add_over(verb, options.over, false);
         add_reading_choices(verb, options.reading);

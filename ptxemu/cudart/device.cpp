@@ -1,4 +1,4 @@
-// What the device is, and its errors.
+// The device's properties, and its errors.
 #include "cudart/device.h"
 
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// The device behind the CUDA run time: queues of launches, captures, and the modules that programs
-// registered.
+// The device of the CUDA run time: queues of launches, captures, and the modules that programs
+// have registered.
 #pragma once
 
 #include <cuda.h>
@@ -15,7 +15,7 @@
 #include "cudart/queues.h"
 #include "runtime/machine.h"
 
-// These are functions here, whatever the headers make of their names.
+// These are functions here, even if the headers define macros of these names.
 #undef cudaGetDeviceProperties
 #undef cudaGetDriverEntryPoint
 
@@ -54,23 +54,22 @@ struct Device {
   cudaError_t drain(cudaStream_t stream = nullptr);
   // Runs what waits as far as it goes.
   void settle();
-  // Whether drain would find nothing to wait for.
+  // Whether drain would have nothing to wait for.
   bool is_done(cudaStream_t stream);
   // Whether launches of other threads wait in this stream.
   bool others_use(cudaStream_t stream);
-  // What this thread's launches have reached once they have ended; null if they have.
+  // The state to wait for until this thread's launches have ended; null if they have.
   std::shared_ptr<Mark> mark();
   cudaError_t wait_for(const std::shared_ptr<Mark>& mark);
-  // No launch to come overlaps with those before.
+  // No later launch overlaps with earlier ones.
   void close_chain();
-  // Runs in stream order, or records where the stream is captured.
+  // Runs in stream order, or records it if the stream is captured.
   cudaError_t enqueue(cudaStream_t stream, std::function<void()> host);
   cudaError_t enqueue(cudaStream_t stream, Launch launch);
-  // An allocation is no longer there.
+  // An allocation has been freed.
   void forget_allocations();
   Capture* capture_of(cudaStream_t stream);
-  // Whether a call that may wait must be refused, since a capture runs that such a call would
-  // break.
+  // Whether a call that may wait must be refused because it would break a running capture.
   bool capture_forbids();
 
  private:

@@ -1,5 +1,5 @@
-// The part of the driver's interface that programs look up by name, and a small one to load and
-// launch PTX texts.
+// The part of the driver's interface that programs look up by name, and a small interface to load
+// and launch PTX texts.
 #include <cstring>
 
 #include "cudart/device.h"
@@ -69,8 +69,8 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
   return CUDA_SUCCESS;
 }
 
-// From here on the emulator has this fault ("": none). False if it was built without, or knows no
-// such fault.
+// Plants this fault in the emulator from now on ("": none). Returns false if it was built without
+// planted faults, or the fault is unknown.
 bool ptxemu_plant(const char* name) {
 #ifdef PTXEMU_PLANT
   planted_fault = Fault::kNone;
@@ -85,7 +85,7 @@ bool ptxemu_plant(const char* name) {
 #endif
 }
 
-// A text that is loaded by itself runs whatever its target.
+// A PTX text loaded this way runs for any target.
 CUresult cuModuleLoadData(CUmodule* module, const void* ptx) {
   *module = reinterpret_cast<CUmodule>(add_module_text(static_cast<const char*>(ptx)));
   return CUDA_SUCCESS;

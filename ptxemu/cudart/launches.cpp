@@ -1,4 +1,5 @@
-// What compiled host code calls to register and launch kernels, and questions about them.
+// The functions with which compiled host code registers and launches kernels, and queries about
+// them.
 #include <algorithm>
 #include <cstdio>
 

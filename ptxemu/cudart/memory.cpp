@@ -1,4 +1,4 @@
-// Memory: allocations between guards, copies that check their device side.
+// Memory: allocations between guard pages, and copies that check their device side.
 #include <unistd.h>
 
 #include <cstring>
@@ -40,7 +40,7 @@ bool on_device(const void* pointer, size_t bytes) {
   return bytes == 0 || allocated(reinterpret_cast<uint64_t>(pointer), bytes);
 }
 
-// Whether the side that the kind calls device memory is.
+// Whether the side that the copy's kind calls device memory is device memory.
 bool valid_copy(const void* to, size_t to_bytes, const void* from, size_t from_bytes,
                 cudaMemcpyKind kind) {
   const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
@@ -81,8 +81,8 @@ cudaError_t fill(void* to, int value, size_t bytes, cudaStream_t stream) {
 
 constexpr const char* kRegistered = "registered host memory";
 
-// What cudaIpcGetMemHandle gives: an allocation of a process, by its number, since addresses come
-// again.
+// The result of cudaIpcGetMemHandle: a process's allocation by number, because addresses are
+// reused.
 struct SharedAllocation {
   char name[8];
   uint64_t address, bytes, number;
@@ -90,7 +90,7 @@ struct SharedAllocation {
 };
 static_assert(sizeof(SharedAllocation) <= sizeof(cudaIpcMemHandle_t));
 constexpr char kShared[8] = "ptxemu:";
-// How often memory was opened by a handle.
+// How often memory was opened through a handle.
 std::map<void*, uint32_t>& opened() {
   static auto* all = new std::map<void*, uint32_t>;
   return *all;
@@ -169,7 +169,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
   return fill(to, value, bytes, stream);
 }
 
-// Within the process the memory is opened where it lies. Another one has no way to it.
+// Within the process the memory is opened at its own address. Another process cannot open it.
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
   const Lock lock(device().mutex);
   SharedAllocation shared{};

@@ -1,5 +1,5 @@
-// Kernels: PTX out of the program's fat binaries, translated and compiled when first launched, and
-// kept by its hash.
+// Kernels: PTX from the program's fat binaries, translated and compiled at the first launch, and
+// cached by its hash.
 #include <dlfcn.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -134,9 +134,9 @@ const std::string* newest_text(const Module& module) {
   return newest;
 }
 
-// By what a translation is kept: all of a PTX text but the .target, which the translator does not
-// look at. nvcc gives 10.0 and 12.0 the same text of most kernels that are not for one of them
-// alone, and so one translation serves both.
+// The key of a cached translation: the PTX text without .target, which the translator ignores. nvcc
+// generates the same text for 10.0 and 12.0 for most kernels that are not specific to one of them,
+// so one translation serves both.
 std::string hash_of(const std::string& text) {
   const size_t begin = std::min(text.find("\n.target"), text.size()),
                end = std::min(text.find('\n', begin + 1), text.size());
@@ -161,9 +161,9 @@ void write_once(const std::filesystem::path& path, const std::string& text) {
   std::filesystem::rename(draft, path);
 }
 
-// The interpreter, in the folder of what it runs. That needs the standard library alone, so no site
-// packages are looked for, and its bytecode is kept whatever the environment says of bytecode:
-// without it Python takes as long as g++ for most kernels.
+// The command of the Python interpreter, in the translator's folder. The translator needs only the
+// standard library, so site packages are not searched. Its bytecode is cached regardless of the
+// environment, because without it Python takes as long as g++ for most kernels.
 std::string python() {
   const char* asked = std::getenv("PTXEMU_PYTHON");
   std::ostringstream command;

@@ -1,4 +1,4 @@
-// Queues of launches, and who runs them.
+// Queues of launches, and the threads that run them.
 #include "cudart/queues.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kMostChained = 16, kMostQueued = 256;
 constexpr std::chrono::microseconds kShortestPause{20}, kLongestPause{1000};
 
-// For how long kernels may wait while nobody does anything.
+// How long kernels may wait without any progress.
 std::chrono::duration<double> patience() {
   const char* asked = std::getenv("PTXEMU_PATIENCE");
   return std::chrono::duration<double>(asked && *asked ? std::atof(asked) : 120.0);
@@ -75,7 +75,7 @@ Queue* Device::own_queue() {
 bool Device::is_done(cudaStream_t stream) { return !own_queue() && !others_use(stream); }
 
 bool Device::others_use(cudaStream_t stream) {
-  // Of streams that every thread has under one name each thread has its own here.
+  // A stream that every thread has under the same name is a separate stream for each thread.
   if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread)
     return false;
   for (const auto& queue : queues)
@@ -190,7 +190,7 @@ cudaError_t Device::enqueue(cudaStream_t stream, Launch launch) {
     return !last.run && !last.closed && last.stream == stream && launch.programmatic &&
            last.launches.size() < kMostChained;
   };
-  // In a stream that threads share, what another one has launched comes first.
+  // In a shared stream, launches of other threads come first.
   if (others_use(stream)) drain(stream);
   Queue* own = own_queue();
   if (!own || !takes(own->chains.back())) {

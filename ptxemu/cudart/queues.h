@@ -1,9 +1,9 @@
-// Whose turn it is: the device's mutex, and a queue of launches for each host thread.
+// Scheduling of host threads: the device's mutex, and a queue of launches for each host thread.
 //
-// Host threads may stand for ranks whose kernels wait for each other's. Whoever waits for his own
-// launches holds the mutex and runs them; where they can go no further he runs those of the other
-// host threads, and where nobody can go on he gives the mutex up for a moment, however often he
-// holds it, so that the others can launch, copy and ask.
+// Host threads may act as ranks whose kernels wait for each other. A thread that waits for its own
+// launches holds the mutex and runs them. If they are blocked it runs those of the other host
+// threads. If nothing can proceed it releases the mutex for a moment, at every recursion level, so
+// that the others can launch, copy and query.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,12 +22,12 @@
 
 namespace ptxemu {
 
-// Recursive, and given to those who ask in the order in which they do.
+// A recursive, fair mutex: threads get it in the order of their requests.
 class DeviceMutex {
  public:
   void lock();
   void unlock();
-  // Of its owner: whether others ask for it.
+  // For the owner: whether others are waiting for it.
   bool wanted();
   // Gives it up altogether until something has changed, for so long at most, and takes it again as
   // often as it was held.
@@ -44,7 +44,7 @@ class DeviceMutex {
 };
 using Lock = std::lock_guard<DeviceMutex>;
 
-// Whether a chain, and what lay before it in its queue, has ended or was given up.
+// Whether a chain and everything before it in its queue has ended or was abandoned.
 struct Mark {
   bool reached = false;
 };

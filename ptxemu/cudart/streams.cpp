@@ -1,5 +1,5 @@
-// Streams, events, captures and graphs. Each thread's work is done in the order of its calls, which
-// is an order that streams allow.
+// Streams, events, captures and graphs. Each thread's work runs in the order of its calls, which is
+// a legal order for streams.
 #include <chrono>
 #include <thread>
 
@@ -110,7 +110,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   device().settle();
   return noted(reached(*reinterpret_cast<Event*>(event)) ? device().broken : cudaErrorNotReady);
 }
-// The emulator's own time, which says nothing of a device's.
+// The emulator's own time, which is unrelated to a device's.
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
   const auto span =
       reinterpret_cast<Event*>(end)->recorded - reinterpret_cast<Event*>(start)->recorded;

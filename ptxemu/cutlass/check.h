@@ -1,4 +1,4 @@
-// One launch of a kernel over products of these sizes, judged.
+// Launches a kernel on products of these sizes and checks the result.
 #ifndef PTXEMU_CUTLASS_CHECK_H_
 #define PTXEMU_CUTLASS_CHECK_H_
 
@@ -29,7 +29,7 @@ void set_order(const Order& order);
 // Whether the device is of the generation that the kernel needs.
 bool fits_device(const Kernel& kernel);
 
-// "" where every product is right, else what is wrong.
+// Returns "" if every product is right, else what is wrong.
 std::string check(const Kernel& kernel, const std::vector<Size>& sizes, Data data,
                   std::mt19937& random);
 

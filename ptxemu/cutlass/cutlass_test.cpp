@@ -1,9 +1,9 @@
-// CUTLASS's kernels, which are right on silicon, through the emulator: what comes out judges the
-// emulator.
+// Runs CUTLASS's kernels, which are correct on hardware, on the emulator, so that wrong results
+// reveal faults of the emulator.
 //
-// Each kernel runs several sizes, ragged ones and such whose columns of scales are no multiple of
-// four, with data whose sums are exact and with any codes and scales, in every order of
-// asynchronous work. Fresh device memory holds poison.
+// Each kernel runs several sizes, including ragged ones and ones whose columns of scales are not a
+// multiple of four, with data whose sums are exact and with arbitrary codes and scales, in every
+// order of asynchronous work. New device memory is filled with poison.
 #include <gtest/gtest.h>
 
 #include <algorithm>

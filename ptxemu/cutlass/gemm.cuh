@@ -1,4 +1,4 @@
-// Kernels out of CUTLASS's builders, and their launch. A kernel is a `Config`: tiles, types and
+// Kernels from CUTLASS's builders, and their launch. A kernel is a `Config`: tiles, types and
 // schedules.
 #ifndef PTXEMU_CUTLASS_GEMM_CUH_
 #define PTXEMU_CUTLASS_GEMM_CUH_
@@ -39,7 +39,7 @@ using Fusion =
                            16, E2m1, float, Ue4m3, cutlass::layout::RowMajor, Bf16>,
                        cutlass::epilogue::fusion::LinearCombination<D, float, Bf16, float>>;
 
-// What a kernel is unless its Config says otherwise.
+// The defaults of a Config.
 struct Sm100Config {
   using Arch = cutlass::arch::Sm100;
   using Operand = Nvfp4;
@@ -203,7 +203,7 @@ std::string run_grouped(const std::vector<Gemm>& gemms) {
   }
   typename B::Device::Arguments arguments{};
   arguments.mode = cutlass::gemm::GemmUniversalMode::kGrouped;
-  // No shapes for the host: the kernel alone knows them, as in a mixture of experts.
+  // No shapes on the host: only the kernel knows them, as in a mixture of experts.
   arguments.problem_shape = {static_cast<int>(gemms.size()), on_device(shapes), nullptr};
   auto& main = arguments.mainloop;
   main.ptr_A = on_device(a);

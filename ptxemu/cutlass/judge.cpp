@@ -1,4 +1,4 @@
-// What a kernel may write, given the exact sums.
+// The results that a kernel may write, given the exact sums.
 //
 // Exact data: the accumulator is the sum. alpha x accumulator is rounded to fp32 once, beta c is
 // added by one fma, and the output is rounded once, as CUTLASS's linear combination is documented;

@@ -58,8 +58,8 @@ struct Sm100GroupedPair : Pair {
   using EpilogueSchedule = PtrArrayTmaWarpSpecialized2Sm;
   static constexpr bool kGrouped = true;
 };
-// Tiles of 64 columns: two tiles share a tile of B's scales, of which every second one takes the
-// later half.
+// Tiles of 64 columns: two tiles share a tile of B's scales, and every second one uses its second
+// half.
 struct Sm100Narrow : OneCta {
   static constexpr char kName[] = "sm100_narrow";
   using Tile = Shape<_128, _64, _256>;
@@ -89,7 +89,7 @@ struct Sm120Grouped : Consumers {
   using Schedule = KernelPtrArrayTmaWarpSpecializedCooperative;
   static constexpr bool kGrouped = true;
 };
-// Each consumer warpgroup on a tile of its own, in turns.
+// Each consumer warpgroup has its own tile; they alternate.
 struct Sm120GroupedPingpong : Consumers {
   static constexpr char kName[] = "sm120_grouped_pingpong";
   using Schedule = KernelPtrArrayTmaWarpSpecializedPingpong;

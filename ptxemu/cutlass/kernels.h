@@ -1,8 +1,8 @@
 // CUTLASS's kernels as the driver sees them: a name, the GPU that they are for, and a function over
 // device arrays.
 //
-// Nothing of CUTLASS is seen here: each kernel is compiled by itself, since one takes up to a
-// minute and 5 GiB, and the driver is plain C++.
+// CUTLASS's headers are not included here: each kernel is compiled separately, because one takes up
+// to a minute and 5 GiB, and the driver is plain C++.
 #ifndef PTXEMU_CUTLASS_KERNELS_H_
 #define PTXEMU_CUTLASS_KERNELS_H_
 
@@ -11,8 +11,7 @@
 
 namespace cutlass_oracle {
 
-// D = alpha A B^T + beta C. Pointers are the device's. Scales lie in tiles of 128x4, as CUTLASS has
-// them.
+// D = alpha A B^T + beta C. Pointers are device pointers. Scales are in CUTLASS's tiles of 128x4.
 struct Gemm {
   int m, n, k;
   const void* a;         // (m, k) E2M1 codes, two a byte, or bf16; row-major

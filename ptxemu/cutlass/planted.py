@@ -1,7 +1,8 @@
-"""planted.py PROGRAM [FAULT...]: which faults of runtime/planted.def CUTLASS's kernels see, as 10.0 and as 12.0.
+"""planted.py PROGRAM [FAULT...]: tests which faults of runtime/planted.def CUTLASS's kernels detect, as 10.0 and as
+12.0.
 
 PROGRAM is ptxemu_cutlass_planted; without names all faults are tried. Exit status 1 if a kernel is wrong without a
-fault, or where a fault that EXPECTED names is not seen. The runs without a fault come first and translate the kernels.
+fault, or if a fault of EXPECTED is not detected. The runs without a fault come first and translate the kernels.
 """
 
 import concurrent.futures
@@ -15,7 +16,7 @@ import sys
 DEFINITIONS = pathlib.Path(__file__).resolve().parents[1] / "runtime" / "planted.def"
 CAPABILITIES = ("10.0", "12.0")
 CPU_SECONDS = 60  # a launch that hangs is stopped, and has seen the fault
-# What these kernels must see; others belong to instructions that they do not have, or to what they never do.
+# Faults that these kernels must detect. The others concern instructions or situations that they do not have.
 EXPECTED = (
     *("bfind_shiftamt", "bf16_truncates", "e2m1_nibbles", "ballot_predicate"),
     *("barrier_early", "mbarrier_early", "mbarrier_parity", "cluster_rank", "cancel_before"),
@@ -31,7 +32,7 @@ def limit():
 
 
 def first_wrong(program, fault, capability):
-    """The kernel and order that come out wrong or crash first, "" for none."""
+    """Returns the first kernel and order with a wrong result or a crash, or ""."""
     environment = {**os.environ, "PTXEMU_CC": capability}
     done = subprocess.run(
         [program, fault],

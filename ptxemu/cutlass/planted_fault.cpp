@@ -1,6 +1,6 @@
-// planted_fault NAME: CUTLASS's kernels of this compute capability on the emulator with a fault of
-// runtime/planted.def, or with "none". Prints each kernel and order before it runs; exit status 1
-// with the reason where one comes out wrong.
+// planted_fault NAME: runs CUTLASS's kernels of this compute capability on the emulator with a
+// fault of runtime/planted.def, or with "none". Prints each kernel and order before it runs. If a
+// result is wrong it prints the reason and exits with status 1.
 #include <cstdio>
 #include <cstring>
 #include <exception>

@@ -1,5 +1,5 @@
-// Products for CUTLASS's kernels, and what must come out: exact sums in integers, bounds derived
-// from them.
+// Products for CUTLASS's kernels, and their expected results: exact integer sums, and bounds
+// derived from them.
 //
 // An element is an integer over 2^unit_bits: of NVFP4 the code in halves times the scale in 2^-9,
 // of bf16 a value of few enough exponents. So each product and each sum of products is an int64
@@ -52,8 +52,8 @@ struct Sums {
 };
 Sums exact_sums(const Problem& problem);
 
-// "" where the output that a kernel wrote is what the contract of `output` allows, else the first
-// element that is not.
+// Returns "" if the kernel's output is what the contract of `output` allows, else the first wrong
+// element.
 std::string judge(const Problem& problem, const Sums& sums, Output output, Data data,
                   const std::vector<uint8_t>& d, const std::vector<uint8_t>& d_scales);
 

@@ -1,6 +1,6 @@
-// A race that values seldom show. Each block sums 256 numbers in shared memory; `block_sum racy`
-// leaves a barrier out. On the emulator PTXEMU_CHECK=order reports both accesses, whichever of them
-// ran first.
+// A race that rarely changes results. Each block sums 256 numbers in shared memory; `block_sum
+// racy` leaves a barrier out. On the emulator PTXEMU_CHECK=order reports both accesses, regardless
+// of which one ran first.
 #include <cstdio>
 #include <cstring>
 

@@ -1,6 +1,6 @@
-// A program that knows nothing of the emulator: CUB, which comes with CUDA, sorts pairs and sums
-// them on whatever device there is. Prints what it sorted and the device's name; exit status 1 if
-// the order or the sum is wrong.
+// An ordinary CUDA program: CUB, which comes with CUDA, sorts pairs and sums them on the available
+// device. Prints what it sorted and the device's name. Exit status 1 if the order or the sum is
+// wrong.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

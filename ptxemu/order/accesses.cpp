@@ -1,4 +1,4 @@
-// An access against those before it: which are ordered before it, and which are not.
+// Compares an access with earlier ones: which are ordered before it, and which are not.
 #include <algorithm>
 #include <cstring>
 
@@ -105,8 +105,7 @@ bool includes(uint32_t scope, const Record& a, const Record& b) {
          checker.ctas[a.cta]->cluster == checker.ctas[b.cta]->cluster;
 }
 
-// Atomic operations do not race with each other where each one's scope has the other's thread in
-// it.
+// Atomic operations do not race with each other if each one's scope includes the other's thread.
 bool both_strong(const Record& a, const Record& b) {
   return a.strong && b.strong && includes(a.scope, a, b) && includes(b.scope, a, b);
 }
@@ -115,7 +114,7 @@ Verdict verdict_of(Thread* T, const Record& before, const Record& now, uint32_t 
   const Proxy proxy = static_cast<Proxy>(now.proxy);
   Verdict verdict = order_of(*T->order, before, proxy, queue);
   if (verdict == Verdict::kOrdered || !(now.collective || now.any_lane)) return verdict;
-  // What one lane of an instruction of the whole warp knows suffices.
+  // For an instruction of the whole warp, the knowledge of any lane is enough.
   for (Thread* lane : T->warp->lanes)
     if (lane && lane != T && order_of(*lane->order, before, proxy, queue) == Verdict::kOrdered)
       return Verdict::kOrdered;

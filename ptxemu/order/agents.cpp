@@ -1,5 +1,5 @@
-// What acts for threads asynchronously: copies, wgmma, tcgen05. Each is an agent with a slot and
-// numbers of its own, and what it has done is known to those who wait for it.
+// Agents that act for threads asynchronously: copies, wgmma, tcgen05. Each agent has its own slot
+// and numbers, and threads that wait for it learn what it has done.
 #include "order/state.h"
 
 namespace ptxemu {
@@ -162,9 +162,9 @@ TensorCommit check_tensor_commit(Thread* T) {
   OwnAgent& agent = agent_of(T, SlotKind::kQueue);
   return {{T->order->cta->number, agent.slot, agent.number++}, T->order->base};
 }
-// A commit has tcgen05.fence::before_thread_sync in it. Its work began after what its thread had
-// waited for, so that who waits for the work knows of that too: the bytes of a stage that it read,
-// for example.
+// A commit includes tcgen05.fence::before_thread_sync. Its work began after everything that its
+// thread had waited for, so a thread that waits for the work is also ordered after that: for
+// example after the bytes of a stage that it read.
 void check_tensor_done(Cluster* cluster, const TensorCommit& commit, const uint64_t* at) {
   Mbarrier* barrier = cluster->order ? known_mbarrier(at) : nullptr;
   if (!barrier) return;

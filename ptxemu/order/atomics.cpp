@@ -1,8 +1,8 @@
-// Atomic operations and fences: what is released at an address, and who acquires it.
+// Atomic operations and fences: what is released at an address, and which threads acquire it.
 //
-// A release at an address is found by every later acquire that reads it or what updates have made
-// of it, if both scopes have the other thread in them. A fence turns relaxed operations after it
-// into releases of what came before it, and makes what relaxed reads before it have seen known.
+// Every later acquire that reads the released value, or an update of it, synchronizes with the
+// release if both scopes include the other thread. A fence turns later relaxed operations into
+// releases of everything before it, and completes the acquire of earlier relaxed reads.
 #include "order/state.h"
 
 namespace ptxemu {
@@ -11,8 +11,8 @@ using namespace ordering;
 
 namespace {
 
-// The scope that two threads of these ctas need to find each other. Host threads stand for ranks
-// with devices of their own.
+// The scope that two threads of these ctas need to synchronize. Host threads are ranks with
+// separate devices.
 Scope between(const OrderCta& a, const Released& one) {
   if (a.launch->thread != one.thread)
     return planted(Fault::clock_system) ? Scope::kGpu : Scope::kSys;
@@ -59,7 +59,7 @@ void check_strong(Thread* T, const uint8_t* at, uint32_t size, Strong what, Sema
   now.strong = true, now.scope = static_cast<uint8_t>(scope);
   touch(T, at, size, now);
   if (what == Strong::kRead) return;
-  // A store begins anew what is released there, an update adds to it.
+  // A store replaces what is released there, an update adds to it.
   if (what == Strong::kWrite) checker.released.erase(address);
   if (semantics == Semantics::kRelease || semantics == Semantics::kAcqRel ||
       planted(Fault::clock_relaxed)) {
@@ -83,8 +83,8 @@ void check_fence(Thread* T, Scope scope) {
   if (planted(Fault::clock_proxy)) check_fence_proxy(T);
 }
 
-// All that the thread knows of, and what it has done itself, comes before what the asynchronous
-// proxy does after this.
+// Orders everything that the thread knows of or has done before later work of the asynchronous
+// proxy.
 void check_fence_proxy(Thread* T) {
   if (!T->order) return;
   OrderThread& o = *T->order;

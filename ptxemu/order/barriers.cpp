@@ -1,5 +1,5 @@
-// Barriers of warps, ctas and clusters, mbarriers, launches: what those that arrive pass on to
-// those that wait.
+// Barriers of warps, ctas and clusters, mbarriers, and launches: the knowledge that arriving
+// threads pass to waiting ones.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -34,7 +34,8 @@ void check_enqueue(Launch& launch) {
   if (self == threads.end()) threads.push_back({std::this_thread::get_id(), 0, 0, {}});
   auto order = std::make_unique<OrderLaunch>();
   order->kernel = launch.kernel, order->thread = thread, order->number = ++threads[thread].enqueued;
-  // What host threads say to each other is not seen: what has ended counts as told.
+  // Communication between host threads is not visible, so everything that has ended counts as
+  // known.
   for (uint32_t i = 0; i < threads.size(); ++i)
     if (i != thread) order->ended.add(i, threads[i].ended, 0);
   launch.order = order.get();
@@ -52,7 +53,7 @@ void check_begin_chain(std::vector<Launch>& chain) {
 
 namespace {
 
-// What one knows of launches that have ended, and of what other host threads' launches have
+// The knowledge of launches that have ended, and of what other host threads' launches have
 // released.
 void add_foreign(Gather& gather, const ClockRef& clock, uint32_t thread) {
   if (!clock) return;
@@ -112,7 +113,7 @@ void check_begin_cluster(Cluster& cluster) {
   known.add(own.ended);
   Launches earlier;
   earlier.add(own.thread, own.before, 0);
-  // Its predecessor's triggers say nothing of that launch's own writes.
+  // The triggers of its predecessor do not cover that launch's own writes.
   if (const Launch* before = launch.predecessor;
       before && before->order && !planted(Fault::clock_trigger)) {
     OrderLaunch& order = *before->order;

@@ -1,4 +1,4 @@
-// Vector clocks: put together, joined, and remembered.
+// Vector clocks: building, joining and caching them.
 #include "order/clock.h"
 
 #include <algorithm>
@@ -29,8 +29,8 @@ void raise(Slots& a, const Slots& b) {
   }
 }
 
-// What was made of which clocks. Those named are kept, so that no other clock can have their
-// addresses.
+// A cache of joins, by the addresses of the joined clocks. It keeps those clocks alive, so that no
+// other clock can get their addresses.
 struct Remembered {
   ClockRef a, b, result;
   uint32_t number = 0;

@@ -1,9 +1,9 @@
-// Vector clocks: what a thread knows to have happened, shared between threads that know the same.
+// Vector clocks: what happened before, from a thread's view. Threads with the same view share one.
 //
-// Within a launch everything that acts is a slot of its cta: its threads, and the agents that act
-// for them asynchronously. Of each slot a clock says up to which of its numbers accesses have
-// happened before. Beside that it knows of launches that have ended before, by host thread: those
-// of a thread are numbered, and its chains follow one another.
+// Within a launch every actor is a slot of its cta: its threads, and the agents that act for them
+// asynchronously. A clock has, for each slot, the number up to which its accesses happened before.
+// It also has the launches that have ended, by host thread: a thread's launches are numbered, and
+// its chains run one after another.
 #pragma once
 
 #include <array>
@@ -13,8 +13,8 @@
 
 namespace ptxemu::ordering {
 
-// Up to which number a slot's accesses are done; are also ordered before the asynchronous proxy's
-// (a proxy fence lies between); are also ordered before other threads' tcgen05 instructions
+// The numbers up to which a slot's accesses are done; are also ordered before the asynchronous
+// proxy's (by a proxy fence); and are also ordered before other threads' tcgen05 instructions
 // (tcgen05.fence::before_thread_sync).
 struct Known {
   uint32_t done = 0, async = 0, tensor = 0;
@@ -28,15 +28,15 @@ struct Part {
 class Launches {
  public:
   bool has(uint32_t thread, uint32_t number) const;
-  // All up to `before`, where a chain of the thread's begins, and those of the chain that `chain`
-  // has a bit of.
+  // All launches up to `before`, the beginning of a chain of the thread, and those of the chain
+  // whose bit is set in `chain`.
   void add(uint32_t thread, uint32_t before, uint32_t chain);
   void add(const Launches& other);
   bool covers(const Launches& other) const;
   bool empty() const { return threads_.empty(); }
 
  private:
-  // By host thread. Who knows of a thread's chain knows of all chains before it.
+  // By host thread. Knowing a thread's chain implies knowing all earlier chains.
   struct Ended {
     uint32_t before = 0, chain = 0;
   };
@@ -57,7 +57,7 @@ class Gather {
   void add(const Part& part);
   void set(uint32_t cta, uint32_t slot, Known known);
   bool empty() const { return parts_.empty() && launches_.empty(); }
-  // What was put together. The next begins empty.
+  // Returns the gathered clock and starts a new, empty one.
   ClockRef take();
 
  private:
@@ -72,9 +72,9 @@ class Gather {
   uint32_t next_seen_ = 0;
 };
 
-// What either knows. Threads that join the same two get the same clock.
+// The union of both. Threads that join the same two get the same clock.
 ClockRef join(const ClockRef& a, const ClockRef& b);
-// What a proxy fence makes of it: all that is done is ordered before the asynchronous proxy.
+// The clock after a proxy fence: everything done is ordered before the asynchronous proxy.
 ClockRef raised(const ClockRef& clock);
 // Forgets what join and the others remember.
 void clear_clocks();

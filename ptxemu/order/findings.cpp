@@ -1,5 +1,4 @@
-// What is said of two accesses without an order between them: what both are, where, and what would
-// order them.
+// Reports on two unordered accesses: what and where both are, and what would order them.
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -24,7 +23,7 @@ std::map<const KernelInfo*, const std::string*>& sources() {
   return *all;
 }
 
-// One line of a kernel's PTX; nothing where the text is not known.
+// One line of a kernel's PTX; empty if the text is not available.
 std::string source_line(const KernelInfo* kernel, uint32_t line) {
   const auto found = sources().find(kernel);
   if (found == sources().end()) return "";
@@ -74,7 +73,7 @@ std::string actor(const Record& record) {
   return "";
 }
 
-// What the wait for an agent is called.
+// The name of the wait for an agent.
 const char* wait_for(SlotKind kind, bool write) {
   switch (kind) {
     case SlotKind::kCopyAsync:

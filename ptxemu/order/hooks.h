@@ -1,5 +1,5 @@
-// What the run time tells the checker of order: nothing comes of it where a thread's, cluster's or
-// launch's `order` is null.
+// Hooks through which the run time reports to the checker of order. They do nothing if the `order`
+// of the thread, cluster or launch is null.
 #pragma once
 
 #include <memory>
@@ -25,7 +25,7 @@ void check_end_chain(std::vector<Launch>& chain);
 void check_give_up();
 // Memory is given back.
 void check_freed(uint64_t low, uint64_t bytes);
-// What was reported since the last call; "" for nothing.
+// Returns the reports since the last call, or "".
 std::string take_findings();
 void check_begin_cluster(Cluster& cluster);
 void check_end_cluster(Cluster& cluster);
@@ -54,7 +54,7 @@ void check_copy_async(Thread* T, const uint8_t* to, const uint8_t* from, uint32_
 void check_copy_group(Thread* T);                       // commit_group
 constexpr uint32_t kNoneOpen = ~0u;                     // wait_all
 void check_copy_wait(Thread* T, uint32_t groups_left);  // wait_group
-// What an agent has done up to a number.
+// An agent's work up to a number.
 struct AgentNumber {
   uint32_t cta, slot, number;
 };
@@ -90,8 +90,8 @@ enum class TensorAgent : uint8_t {
 void check_tensor(Thread* T, TensorAgent agent, const void* at, uint32_t size, bool write);
 void check_tensor_operand(Thread* T, const uint8_t* at, uint32_t size);
 void check_tensor_wait(Thread* T, TensorAgent agent);
-// tcgen05.dealloc: after all accesses to a lane's columns. Whoever has them next knows nothing of
-// it.
+// tcgen05.dealloc: must come after all accesses to a lane's columns. Their next owner does not
+// learn about those accesses.
 void check_tensor_freed(Thread* T, const void* at, uint32_t size);
 // tcgen05.commit: the work before it, and what its thread knew then; then its arrival, which
 // releases both.

@@ -1,4 +1,4 @@
-// Pages of records: made, split into smaller granules, and forgotten.
+// Pages of records: making them, splitting them into smaller granules, and dropping them.
 #include "order/shadow.h"
 
 namespace ptxemu::ordering {
@@ -18,7 +18,7 @@ void Shadow::split(Page& page, uint32_t shift) {
 }
 
 void Shadow::forget(uint64_t at, uint64_t size) {
-  // Of pages at either end others may have bytes: of those only the granules go.
+  // Pages at either end may be shared with others: only their granules are dropped.
   each(at, size, [](Cell& cell, uint64_t) { cell = {}; });
 }
 

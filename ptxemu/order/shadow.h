@@ -1,4 +1,4 @@
-// Who accessed which bytes last: a record a granule of device, shared and tensor memory, by the
+// The last accesses to memory: one record per granule of device, shared and tensor memory, by the
 // host's address.
 #pragma once
 
@@ -17,8 +17,8 @@ struct Record {
   uint16_t slot = 0;
   uint8_t proxy : 2 = 0, scope : 2 = 0, write : 1 = 0, strong : 1 = 0;
   uint8_t collective : 1 = 0;  // by a lane for its whole warp
-  uint8_t any_lane : 1 = 0;    // what one lane of the warp knows suffices
-  uint8_t in_flight : 1 = 0;   // not done, whatever its number
+  uint8_t any_lane : 1 = 0;    // the knowledge of any lane of the warp is enough
+  uint8_t in_flight : 1 = 0;   // not done, for any number
   bool same_actor(const Record& other) const { return slot == other.slot && cta == other.cta; }
 };
 
@@ -29,7 +29,7 @@ struct Cell {
   std::unique_ptr<std::vector<Record>> reads;  // further ones that no order is known between
 };
 
-// A KiB of memory in granules of 16 bytes or, once smaller accesses have come, of 8 to 1.
+// A KiB of memory in granules of 16 bytes or, after smaller accesses, of 8 to 1.
 struct Page {
   std::unique_ptr<Cell[]> cells;
   uint32_t shift = 4;  // of a granule

@@ -1,5 +1,5 @@
-// What the checker knows of launches, ctas, threads and barriers, and how an access is compared
-// with earlier ones.
+// The checker's state of launches, ctas, threads and barriers, and the comparison of an access with
+// earlier ones.
 #pragma once
 
 #include <map>
@@ -15,7 +15,7 @@ namespace ptxemu {
 
 enum class Proxy : uint8_t { kGeneric, kAsync, kTensor };
 
-// Threads come first among a cta's slots; the others are agents: of a thread, a warp, or an
+// The first slots of a cta are its threads. The others are agents of a thread, a warp, or an
 // mbarrier.
 enum class SlotKind : uint8_t {
   kThread,
@@ -33,7 +33,7 @@ struct Slot {
   uint32_t index;  // of the thread or warp in its cta; of an mbarrier the offset in shared memory
 };
 
-// An agent of a thread or of its warp, as this thread knows it.
+// An agent of a thread or of its warp, from this thread's view.
 struct OwnAgent {
   SlotKind kind;
   uint32_t slot, number;  // of what is issued now
@@ -75,7 +75,7 @@ struct OrderCluster {
   ordering::ClockRef passed;
 };
 
-// A launch. What its threads know of launches before it, and of what other host threads' launches
+// A launch: its threads' knowledge of earlier launches, and of what other host threads' launches
 // have released, as far as its successor may rely on it.
 struct OrderLaunch {
   const KernelInfo* kernel;
@@ -88,7 +88,8 @@ struct OrderLaunch {
 
 namespace ordering {
 
-// What the launches of a host thread that have ended knew, the launches among that by their number.
+// The combined knowledge of a host thread's finished launches, including the launches themselves by
+// number.
 struct HostThread {
   std::thread::id id;
   uint32_t enqueued = 0, ended = 0;
@@ -104,7 +105,7 @@ struct Mbarrier {
   ClockRef completed;
 };
 
-// What was released at an address, to whom.
+// A release at an address, and its scope.
 struct Released {
   Scope scope;
   uint32_t cta, cluster, thread;
@@ -131,7 +132,7 @@ struct Checker {
   std::map<const uint64_t*, Mbarrier> mbarriers;
   std::map<uint64_t, std::vector<Released>> released;
   uint32_t clusters = 0;
-  bool tensor_fences = true;  // whether tcgen05.fence is asked for
+  bool tensor_fences = true;  // whether tcgen05.fence is required
   std::set<std::string> known_findings;
   uint64_t findings = 0;
   std::string text;  // of those that are printed
@@ -141,12 +142,12 @@ extern Checker checker;
 OwnAgent& agent_of(Thread* T, SlotKind kind);
 Mbarrier* known_mbarrier(
     const uint64_t* at);  // null for one that no launch under the checker has initialized
-// Registers' own memory is nobody else's.
+// Memory that holds registers is private to its thread.
 inline bool is_local(const Thread* T, const uint8_t* at) {
   const uint64_t address = reinterpret_cast<uint64_t>(at);
   return address >= T->local_low && address < T->local_high;
 }
-// Everything that T has done and knows; T's later accesses are not in it.
+// Everything that T has done and knows so far.
 ClockRef release(Thread* T);
 void release_into(Thread* T, Gather& gather);
 void acquire(Thread* T, const ClockRef& clock);
@@ -162,7 +163,7 @@ Record stamp(const Thread* T, bool write, Proxy proxy, uint32_t cta, uint32_t sl
 // Compares an access with earlier ones and notes it.
 void touch(Thread* T, const void* at, uint64_t size, const Record& now, bool coherent = true,
            uint32_t queue = kNoQueue);
-// Notes it alone: an access that was compared when it was issued.
+// Only records an access that was compared when it was issued.
 void note(const void* at, uint64_t size, const Record& now);
 
 void report(Thread* T, Verdict verdict, const Record& before, const Record& now, uint64_t at);

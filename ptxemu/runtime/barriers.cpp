@@ -85,7 +85,7 @@ void cluster_wait(Thread* T) {
   check_cluster_pass(T);
 }
 
-// A thread that ends is no longer waited for.
+// Barriers no longer wait for a thread that has ended.
 void leave_barriers(Thread* T) {
   for (uint32_t id = 0; id < 16; ++id)
     if (!T->cta->barriers[id].expected) open_if_full(T->cta, id, nullptr);

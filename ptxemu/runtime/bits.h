@@ -1,4 +1,4 @@
-// Integers and bit fields as PTX defines them, where C++ has no operator of the same meaning.
+// PTX's integer and bit-field operations that have no equivalent C++ operator.
 #pragma once
 
 #include <cstdint>
@@ -136,8 +136,8 @@ inline uint64_t reverse64(uint64_t x) {
   return pair_of_words(reverse32(static_cast<uint32_t>(x >> 32)),
                        reverse32(static_cast<uint32_t>(x)));
 }
-// The offset-th set bit from `base` upwards (offset > 0) or downwards (< 0); base itself for 0
-// where it is set.
+// The offset-th set bit from `base` upwards (offset > 0) or downwards (< 0); base itself for 0 if
+// it is set.
 inline uint32_t find_nth(uint32_t mask, uint32_t base, uint32_t offset_bits) {
   int32_t offset = static_cast<int32_t>(offset_bits);
   const int32_t step = offset < 0 ? -1 : 1;

@@ -1,4 +1,4 @@
-// Clusters as they start and end: ctas with their memory, threads with their coordinates.
+// Starting and ending clusters: ctas with their memory, threads with their coordinates.
 #include <cstdlib>
 #include <cstring>
 
@@ -56,7 +56,7 @@ std::unique_ptr<Cta> make_cta(Launch& launch, Cluster* cluster, uint64_t index, 
   cta->dynamic_shared_bytes = launch.dynamic_shared_bytes;
   cta->shared_bytes =
       kSharedBase + launch.kernel->static_shared_bytes + launch.dynamic_shared_bytes;
-  // Shared memory lies on a boundary of 1 KiB, which swizzled copies and descriptors count from.
+  // Shared memory is aligned to 1 KiB, because swizzled copies and descriptors depend on it.
   cta->shared =
       static_cast<uint8_t*>(std::aligned_alloc(1024, (cta->shared_bytes + 2047) / 1024 * 1024));
   std::memset(cta->shared, kSharedPoison, cta->shared_bytes);

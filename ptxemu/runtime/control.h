@@ -1,5 +1,5 @@
-// What the parts of the run time share beyond kernel.h: waiting, asynchronous work, its orders, and
-// failures.
+// Internals shared by the parts of the run time, in addition to kernel.h: waiting, asynchronous
+// work, its orders, and failures.
 #pragma once
 
 #include <stdexcept>
@@ -29,12 +29,12 @@ inline void wake(Thread* T) { T->warp->ready |= 1u << T->lane; }
 void note_progress();
 
 void enqueue_copy(Cluster* cluster, Work work);
-// Puts bytes into shared memory and completes them at an mbarrier. from: where they are read, for
-// the checker of order.
+// Writes bytes to shared memory and completes them at an mbarrier. from: their source, for the
+// checker of order.
 void enqueue_delivery(Thread* T, uint32_t to, const uint8_t* from, uint32_t size, uint32_t barrier,
                       uint32_t bytes, std::function<void(uint8_t*)> deliver);
 void enqueue_tensor_work(Thread* T, Work work);
-// Does one piece of the cluster's asynchronous work. False if there is none.
+// Does one item of the cluster's asynchronous work. Returns false if there was no work.
 bool do_some_work(Cluster* cluster);
 
 uint64_t* mbarrier_at(Thread* T, uint64_t address);
@@ -45,8 +45,8 @@ void add_pending_arrival(Thread* T, uint64_t* barrier);
 void leave_barriers(Thread* T);
 void finish_copies(Thread* T);
 
-// Meets the lanes of `mask` (aligned: all of the warp), of which the last runs `together` over what
-// each brought.
+// Waits for the lanes of `mask` (aligned: the whole warp). The last lane runs `together` on the
+// inputs of all.
 void meet(Thread* T, uint32_t mask, const char* what, void* mine, bool aligned,
           const std::function<void(void**, uint32_t)>& together);
 constexpr uint32_t kWholeWarp = 0xffffffffu;

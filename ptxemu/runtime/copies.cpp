@@ -72,7 +72,7 @@ void store_async(Thread* T, uint64_t to, const void* values, uint32_t size, uint
 void copy_async(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint32_t source_bytes) {
   if (source_bytes > size) fault(T, "cp.async reads more bytes than it writes");
   PendingCopy copy{T->shared_at(to, size), nullptr, size, source_bytes, false, {}};
-  // Nothing is read for a size of 0, whatever the address.
+  // A size of 0 reads nothing, for any address.
   copy.from = source_bytes ? T->global_at(from, 1) : copy.to;
   if (source_bytes) T->global_at(from + source_bytes - 1, 1);
   if (from % size) fault(T, "cp.async: the source's address is not a multiple of the size");
@@ -207,8 +207,8 @@ void bulk_add(Thread* T, uint64_t to, uint64_t from, uint32_t size, bool floats)
   });
 }
 
-// The answer names a cluster that has not started, or says that there is none. Every cta of the
-// cluster gets it where `all` is set.
+// The response names a cluster that has not started, or that there is none. With `all` every cta of
+// the cluster gets it.
 void cancel_cluster(Thread* T, uint64_t to, uint64_t barrier, bool all) {
   Cluster* cluster = T->cta->cluster;
   Launch* launch = cluster->launch;

@@ -1,5 +1,4 @@
-// Fibers: one a PTX thread, each on a stack of its own, and the ways in which a thread gives up the
-// processor.
+// Fibers: one per PTX thread, each with its own stack, and the ways in which a thread yields.
 #include <sys/mman.h>
 
 #include <vector>
@@ -14,9 +13,9 @@ namespace {
 
 constexpr size_t kStackBytes = 1 << 20, kStackGuard = 1 << 14, kPageBytes = 1 << 12;
 constexpr size_t kStackStagger = 5 * 64;  // an odd number of cache lines
-// A guard is a mapping of its own, of which Linux gives a process 65530 unless told otherwise:
-// beyond so many stacks, which kernels of several host threads can have together, neighbours share
-// one mapping without guards.
+// Each guard is a separate mapping, and Linux allows a process 65530 mappings by default. Kernels
+// of several host threads can need more stacks. Beyond a limit, neighbours share one mapping
+// without guards.
 constexpr size_t kMostGuarded = 20000;
 
 std::vector<uint8_t*>& free_stacks() {
@@ -94,8 +93,8 @@ void fiber_main() {
 
 void prepare_fiber(Thread& thread) {
   thread.stack = take_stack();
-  // Stacks lie a power of two apart and would all begin in the same set of a cache, which has eight
-  // ways or so: those of a cta's threads begin in all of them.
+  // Stacks are a power of two apart, so without an offset all would begin in the same cache set,
+  // which has about eight ways. The stacks of a cta's threads are spread over all sets.
   const size_t offset = thread.linear * kStackStagger % kPageBytes;
   uint64_t* top = reinterpret_cast<uint64_t*>(thread.stack + kStackBytes - 64 - offset);
   *--top = 0;  // the stack's alignment at a function's entry
@@ -146,8 +145,8 @@ bool trigger(Thread* T) {
   return ++launch->triggered_ctas == uint64_t(launch->grid[0]) * launch->grid[1] * launch->grid[2];
 }
 
-// In late order the last thread waits until the successor can go no further, so that what comes
-// after is seen late.
+// In late order the last thread waits until the successor is blocked, so that its later effects
+// become visible late.
 void launch_dependents(Thread* T) {
   if (!trigger(T) || order() != Order::kLate) return;
   T->cta->cluster->launch->held = T;

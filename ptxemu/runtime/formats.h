@@ -37,8 +37,7 @@ inline uint32_t tf32_from_bits(uint32_t x) {
   return test_finite(x) ? (x + 0x1000u) & 0xffffe000u : x;
 }
 
-// a * b + c with one rounding to 53 bits in which nothing that was cut is lost (the last bit says
-// so).
+// a * b + c rounded once to 53 bits, with a sticky last bit: it is set if anything was cut off.
 double fma_to_odd(double a, double b, double c);
 
 // ---- arithmetic in halves: each operation rounds once. Sums and products of two halves are

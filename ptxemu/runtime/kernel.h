@@ -1,4 +1,4 @@
-// Everything that translated kernels call. One function an instruction, named for what it does.
+// The functions that translated kernels call: one per instruction, named for what it does.
 #pragma once
 
 #include "runtime/atomics.h"

@@ -21,18 +21,18 @@ struct Thread;
 struct Cta;
 struct Cluster;
 struct Launch;
-// What the checker of order knows of each; null without it (runtime/order.h).
+// The checker of order's state of each; null without it (runtime/order.h).
 struct OrderThread;
 struct OrderCta;
 struct OrderCluster;
 struct OrderLaunch;
 
-// What a translated kernel tells of itself (translator/program.py writes it).
+// The description of a translated kernel (translator/program.py writes it).
 struct KernelInfo {
   const char* name;
   void (*run)(Thread*);
   uint32_t parameter_bytes, static_shared_bytes;
-  uint32_t max_threads[3], cluster[3];  // 0 if the kernel does not say
+  uint32_t max_threads[3], cluster[3];  // 0 if the kernel does not specify it
   uint32_t parameter_count;
   uint32_t offsets[64], sizes[64];  // of the parameters, in bytes
   uint32_t instructions;
@@ -45,8 +45,8 @@ constexpr uint32_t kSharedBase = 1024, kSharedOffsetBits = 24;
 constexpr uint64_t kSharedTag = 0x7e00000000000000ull;
 constexpr uint8_t kSharedPoison = 0xfe;
 
-// Registers that wgmma is still writing: whose they are now, and their values once they may be
-// seen.
+// Registers that wgmma is still writing: their current owner, and their values once they become
+// visible.
 struct InFlightRegisters {
   std::vector<uint32_t*> registers;  // may name a slot several times: copies
   std::vector<uint32_t> slots;       // of each register
@@ -54,7 +54,8 @@ struct InFlightRegisters {
   uint64_t group = 0;  // the commit group of the last product that writes them
 };
 
-// A copy that cp.async has issued: its bytes as read, or where to read them as late as allowed.
+// A copy that cp.async has issued: the bytes already read, or the address to read them from as late
+// as allowed.
 struct PendingCopy {
   uint8_t* to;
   const uint8_t* from;
@@ -86,8 +87,7 @@ struct Thread {
   uint32_t cluster_phase = 0;
   bool triggered = false;  // launch_dependents
   std::vector<PendingCopy> open_copies;
-  // Lists, since a deque that holds nothing takes memory, of which each thread of each cta would
-  // have two.
+  // Lists, because an empty deque takes memory, and each thread of each cta has two of these.
   std::list<std::vector<PendingCopy>> copy_groups;
   std::vector<std::function<void()>> open_bulk;
   std::list<std::vector<std::function<void()>>> bulk_groups;
@@ -179,7 +179,7 @@ struct Cluster {
   }
 };
 
-// What a launch is asked for.
+// The parameters of a launch.
 struct LaunchRequest {
   const KernelInfo* kernel;
   uint32_t grid[3], block[3], cluster[3];

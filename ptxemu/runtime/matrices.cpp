@@ -1,4 +1,4 @@
-// ldmatrix, stmatrix, mma.sync. A product's sum is exact in double where the values allow, and
+// ldmatrix, stmatrix, mma.sync. A product's sum is exact in double if the values allow it, and
 // rounded once.
 #include <immintrin.h>
 
@@ -173,7 +173,7 @@ void multiply_fp8(Thread* T, Small a_kind, Small b_kind, uint32_t* d, const uint
 // m16n8k64 of E2M1 with a scale for each block of a row of A and a column of B.
 //
 // Of the four lanes of a quad, two hold A's scales (rows g and g + 8), chosen by thread_id 0 or 1,
-// and one holds B's (thread_id 0 to 3). byte_id picks the first of two bytes where a row has two
+// and one holds B's (thread_id 0 to 3). byte_id selects the first of two bytes if a row has two
 // blocks.
 void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_a,
                            BlockScales scale_b, uint32_t* d, const uint32_t* a, const uint32_t* b,

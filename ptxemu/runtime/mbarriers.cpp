@@ -1,5 +1,5 @@
-// mbarrier objects in shared memory: pending arrivals (20 bits), arrivals a phase (20), bytes to
-// come (23, biased), phase.
+// mbarrier objects in shared memory: pending arrivals (20 bits), arrivals per phase (20), pending
+// bytes (23, biased), phase.
 #include "runtime/control.h"
 
 namespace ptxemu {
@@ -24,7 +24,7 @@ void store(uint64_t* at, const Barrier& b) {
         static_cast<uint64_t>(b.phase) << 63;
 }
 
-// The phase ends once all have arrived and all bytes have come.
+// The phase ends once all arrivals and all bytes are complete.
 void update_phase(Cluster* cluster, uint64_t* at, Barrier b) {
   if (b.pending != 0 || (b.bytes != 0 && !planted(Fault::mbarrier_early))) {
     store(at, b);

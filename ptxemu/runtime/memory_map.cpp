@@ -70,7 +70,7 @@ bool release(void* pointer) {
   if (planted(Fault::freed_memory)) return true;
   const auto [low, range] = *found;
   map().bytes -= (range.high - low + 255) / 256 * 256;
-  // The addresses stay reserved, without memory behind them.
+  // The addresses stay reserved, without memory.
   mmap(reinterpret_cast<void*>(range.mapped_low), range.mapped_bytes, PROT_NONE,
        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   map().freed.emplace_back(low, range);

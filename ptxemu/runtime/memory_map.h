@@ -8,8 +8,8 @@ namespace ptxemu {
 
 constexpr uint64_t kDeviceBytes = 16ull << 30;
 
-// `bytes` bytes that begin at a multiple of 256, filled with poison, between pages that no access
-// may touch. Null where the device has no room.
+// Allocates `bytes` bytes at a multiple of 256, filled with poison, between inaccessible pages.
+// Null if the device has no room.
 void* allocate(uint64_t bytes, const char* what);
 // False if nothing begins there. The addresses are not used again for a while, so that later
 // accesses are seen.
@@ -19,9 +19,9 @@ void unregister_memory(uint64_t low);
 
 // Whether all of the bytes belong to one allocation.
 bool allocated(uint64_t address, uint64_t bytes, uint64_t* low = nullptr, uint64_t* high = nullptr);
-// What lies at or nearest to an address, for reports.
+// Describes what is at or nearest to an address, for reports.
 std::string describe_address(uint64_t address);
-// Of the allocation that begins there; 0 for none. No two have the same.
+// The unique number of the allocation that begins there; 0 if there is none.
 uint64_t allocation_number(uint64_t low);
 uint64_t allocated_bytes();
 

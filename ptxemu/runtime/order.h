@@ -1,7 +1,8 @@
-// What translated kernels tell the checker of order (order/), where PTXEMU_CHECK=order is set.
+// Calls with which translated kernels report to the checker of order (order/), if
+// PTXEMU_CHECK=order is set.
 //
-// They are translated once more for it, with PTXEMU_CHECK defined: without it what they would tell
-// is compiled away.
+// Kernels are translated separately for it, with PTXEMU_CHECK defined. Without it the calls compile
+// to nothing.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ constexpr bool kChecked = false;
 // ---- accesses of the generic proxy. coherent: false for ld.global.nc
 void check_read(Thread* T, const uint8_t* at, uint32_t size, bool coherent);
 void check_write(Thread* T, const uint8_t* at, uint32_t size);
-// The same around a store: one that leaves the bytes as they were can be seen by nobody.
+// The same for a store. A store that does not change the bytes cannot be observed.
 void check_before_store(Thread* T, const uint8_t* at, uint32_t size);
 void check_after_store(Thread* T, const uint8_t* at, uint32_t size);
 // Atomic operations, and loads and stores that are volatile, relaxed, acquire or release. Before

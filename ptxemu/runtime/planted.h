@@ -1,4 +1,4 @@
-// Whether a planted fault is in force. Without PTXEMU_PLANT, in every normal build, the answer is a
+// Whether a planted fault is active. Without PTXEMU_PLANT, in every normal build, this is a
 // constant.
 #pragma once
 

@@ -1,5 +1,5 @@
-// The one processor: which fiber runs, whether its launch has failed, and what the files of the run
-// time share of it.
+// The single emulated processor: the running fiber, whether its launch has failed, and the state
+// that files of the run time share.
 #pragma once
 
 #include <sstream>

@@ -1,4 +1,4 @@
-// What is said when a launch fails: where, and what each warp waits for.
+// The report of a failed launch: where it failed, and what each warp waits for.
 #include "runtime/reports.h"
 
 #include <cstdio>
@@ -14,7 +14,7 @@ std::string coordinates(const uint32_t* x) {
   return "(" + std::to_string(x[0]) + "," + std::to_string(x[1]) + "," + std::to_string(x[2]) + ")";
 }
 
-// What each warp waits for, lanes that wait for the same together.
+// Lists what each warp waits for; lanes that wait for the same thing are grouped.
 void report_cluster(std::ostringstream& out, const Cluster& cluster) {
   for (const auto& cta : cluster.ctas)
     for (const Warp& warp : cta->warps) {

@@ -1,10 +1,10 @@
-// Fibers and who runs next.
+// Scheduling of fibers.
 //
-// One OS thread runs all fibers. Warps take turns; the lanes of a warp run one after the other,
-// each until it waits, so a thread is never interrupted between two instructions that do not wait.
-// Asynchronous work is done at once, at random moments, or only when nobody can go on without it. A
-// run whose threads sleep or look at the time waits for what others do, and is taken for stuck only
-// after the patience of PTXEMU_PATIENCE.
+// One OS thread runs all fibers. Warps are scheduled round-robin. The lanes of a warp run one after
+// another, each until it waits, so a thread is never interrupted between two instructions that do
+// not wait. Asynchronous work is done immediately, at random moments, or only when nothing else can
+// proceed. A run whose threads sleep or read the time may depend on other host threads, and is
+// considered stuck only after PTXEMU_PATIENCE.
 #include "runtime/scheduler.h"
 
 #include <algorithm>
@@ -18,11 +18,11 @@
 namespace ptxemu {
 namespace {
 
-// A round in which all that ran only looked at memory again is idle; after so many the launch is
-// taken for stuck.
+// A round in which all threads only polled memory is idle. After this many the launch is considered
+// stuck.
 constexpr uint64_t kMostIdleRounds = 20000;
-// In random order warps' turns are left out: after so many rounds in which the others did nothing,
-// nobody can do anything.
+// In random order some warps are skipped in a round. After this many rounds without progress, none
+// is possible.
 constexpr uint64_t kMostSkippedRounds = 8;
 // Idle rounds after which other runs have a turn.
 constexpr uint64_t kIdleTurn = 64;
@@ -63,7 +63,7 @@ bool run_cluster(Cluster& cluster, bool& skipped) {
   return worked;
 }
 
-// Takes clusters away whose threads have ended.
+// Removes clusters whose threads have ended.
 bool retire(Launch& launch) {
   bool any = false;
   for (size_t i = 0; i < launch.live.size();) {
@@ -91,7 +91,7 @@ bool may_begin(const Launch& launch) {
   return launch.programmatic && before.triggered_ctas == ctas;
 }
 
-// Threads whose try_wait may end without success are let go once, to look again.
+// Wakes threads whose try_wait may end without success once, to poll again.
 bool release_waiting(Launch& launch) {
   bool any = false;
   for (auto& cluster : launch.live) {
@@ -168,8 +168,8 @@ Run::State Run::advance(bool& worked, bool patient) {
       continue;
     }
     if (skipped_ && ++skipped_rounds_ < kMostSkippedRounds) continue;
-    // Nobody went on by himself: asynchronous work, then further clusters, then those whose waits
-    // may time out.
+    // No thread made progress: do asynchronous work, then start further clusters, then wake threads
+    // whose waits may time out.
     if (release_held() || work() || grow()) {
       worked = true;
       continue;

@@ -1,8 +1,7 @@
-// Runs launches: a chain of them, of which each may begin before its predecessor ends where both
-// ask for that.
+// Runs a chain of launches. Each may begin before its predecessor ends if both request it.
 //
-// Several runs can be under way, those of host threads that stand for ranks: each goes on until it
-// can go on no further by itself, and then another has the processor (cudart/queues.h).
+// Several runs can be active if host threads act as ranks. Each proceeds until it is blocked, and
+// then another one runs (cudart/queues.h).
 #pragma once
 
 #include <cstdint>
@@ -26,8 +25,8 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  // Goes on until it has ended or can go on no further by itself. worked: whether anything was
-  // done. Throws LaunchFailure, also where it waits and nobody is to be waited for any longer.
+  // Proceeds until it has ended or is blocked. worked: whether anything was done. Throws
+  // LaunchFailure, also if it waits and nothing can wake it any more.
   State go_on(bool& worked, bool patient);
   // Threads look up again to which allocation an address belongs.
   void forget_allocations();

@@ -43,7 +43,7 @@ void each_row(const TensorMap& map, const Coordinates& at, F of) {
   }
 }
 
-// Elements [low, high) of a box's row that lie in the tensor.
+// The elements [low, high) of a box's row that are inside the tensor.
 std::pair<int64_t, int64_t> inside_range(const TensorMap& map, const Coordinates& at) {
   const int64_t low = std::max<int64_t>(0, -int64_t{at[0]});
   const int64_t high = std::min<int64_t>(map.box[0], static_cast<int64_t>(map.dim(0)) - at[0]);
@@ -58,10 +58,10 @@ void put_nibble(uint8_t* row, int64_t element, uint8_t value) {
   uint8_t& byte = row[element / 2];
   byte = static_cast<uint8_t>(element % 2 ? (byte & 15) | value << 4 : (byte & 0xf0) | value);
 }
-// Where element e of a spread row lies: 16 elements in the low 8 of 16 bytes.
+// The position of element e of a spread row: 16 elements are in the low 8 of 16 bytes.
 int64_t spread_nibble(int64_t e) { return e / 16 * 32 + e % 16; }
 
-// The elements of a box's row that lie in the tensor, from there to a line of shared memory or
+// Copies the elements of a box's row that are inside the tensor to a line of shared memory, or
 // back.
 void copy_row(const TensorMap& map, const Coordinates& at, uint8_t* row, uint8_t* line, bool load) {
   const auto [low, high] = inside_range(map, at);
@@ -85,7 +85,7 @@ uint32_t swizzle_of(const TensorMap& map) {
   return planted(Fault::tensor_swizzle) ? 0 : map.swizzle;
 }
 
-// Calls of(first byte in the tensor, bytes) for each row of the box that lies in it.
+// Calls of(first byte in the tensor, bytes) for each row of the box that is inside it.
 template <class F>
 void each_row_inside(const TensorMap& map, const Coordinates& at, F of) {
   const auto [low, high] = inside_range(map, at);
@@ -123,12 +123,12 @@ void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map_address, const i
   if (T->order)
     each_row_inside(map, from,
                     [&](const uint8_t* row, uint32_t bytes) { check_bulk_source(T, row, bytes); });
-  // What arrives in each cta is an event of its own.
+  // The arrival in each cta is a separate event.
   for (uint32_t r = 0; r < cluster->ctas.size(); ++r) {
     if (multicast ? !(mask >> r & 1) : r != 0) continue;
     uint32_t place = static_cast<uint32_t>(to), signal = static_cast<uint32_t>(barrier);
     if (multicast) {
-      // Of a pair of ctas, the barrier of the one that the address names gets the bytes of both.
+      // For a pair of ctas, the barrier of the cta that the address names counts the bytes of both.
       const uint32_t signalled = pair && !planted(Fault::tensor_pair_signal)
                                      ? (r & ~1u) | (signal >> kSharedOffsetBits & 1)
                                      : r;

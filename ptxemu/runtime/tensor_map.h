@@ -1,4 +1,4 @@
-// The 128 bytes of a tensor map, in a layout of our own: the hardware's is not documented.
+// The 128 bytes of a tensor map, in our own layout, because the hardware's is not documented.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ struct TensorMap {
   uint32_t magic;
   uint8_t type, rank, interleave,
       swizzle;       // CUtensorMapDataType, dimensions, CUtensorMapInterleave, CUtensorMapSwizzle
-  uint32_t dims[5];  // elements; 0 stands for 2^32
+  uint32_t dims[5];  // elements; 0 means 2^32
   uint64_t strides[4];  // bytes, of dimensions 1 to 4
   uint16_t box[5];      // elements
   uint8_t element_strides[5];

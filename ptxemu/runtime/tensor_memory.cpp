@@ -1,8 +1,8 @@
 // tcgen05: tensor memory of 128 lanes by 512 columns a cta, its copies, products, and accesses by
 // warps.
 //
-// Work is queued for each thread that issues it and done in that thread's order. What was not
-// allocated faults.
+// Work is queued per issuing thread and done in that thread's order. Accesses to columns that are
+// not allocated fault.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace ptxemu {
 namespace {
 
-constexpr uint32_t kTensorPoison = 0x7ffc0dea;  // no number, so that a sum over it is none
+constexpr uint32_t kTensorPoison = 0x7ffc0dea;  // a NaN, so that sums with it are NaN
 
 uint32_t& cell(Cta* cta, uint64_t address, uint32_t lane, uint32_t column) {
   lane += static_cast<uint32_t>(address >> 16 & 0x3fff);
@@ -62,7 +62,7 @@ std::vector<Cta*> partners(Thread* T, bool pair) {
   return {ctas[T->rank & ~1u].get(), ctas[T->rank | 1].get()};
 }
 
-// Where register i of a lane lies under a shape, relative to the address.
+// The position of register i of a lane for a shape, relative to the address.
 void place(TensorShape shape, uint32_t i, uint32_t lane, uint32_t& row, uint32_t& column) {
   switch (shape) {
     case TensorShape::k32x32b: row = lane, column = i; break;
@@ -112,7 +112,8 @@ void check_product(Thread* T, const Product& product, const MatrixDescriptor& le
   for (Cta* cta : product.ctas) {
     check_operand(T, cta, left, rows, 32);
     check_operand(T, cta, right, product.n / count, 32);
-    // 64 rows lie in half of the lanes, or of a pair in all of them by halves of the columns.
+    // 64 rows are in half of the lanes; those of a pair are in all lanes, each in half of the
+    // columns.
     const bool halves = rows == 64 && count == 2;
     for (uint32_t m = 0; m < (halves ? 128 : rows); ++m)
       check_cells(T, cta, product.d, rows == 64 && !halves ? m / 16 * 32 + m % 16 : m, 0,
@@ -314,8 +315,8 @@ void tensor_store_registers(Thread* T, TensorShape shape, int count, uint64_t ad
   });
 }
 
-// kind::mxf4nvf4 with blocks of 16: scales lie in tensor memory, four bytes a row, the same in all
-// four groups of lanes.
+// kind::mxf4nvf4 with blocks of 16: scales are in tensor memory, four bytes per row, the same in
+// all four groups of lanes.
 void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b,
                                   uint32_t kind, uint64_t scale_a, uint64_t scale_b,
                                   bool accumulate) {

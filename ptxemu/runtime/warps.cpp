@@ -1,4 +1,4 @@
-// Lanes that meet: the last to come computes what all of them get.
+// Synchronizing lanes: the last one to arrive computes the results of all.
 #include <algorithm>
 #include <cstring>
 
@@ -6,8 +6,8 @@
 
 namespace ptxemu {
 
-// Lanes with the same mask at the same kind of instruction belong together. `aligned` instructions
-// need the whole warp at one place, as their definition says.
+// Lanes with the same mask at the same kind of instruction belong together. By definition `aligned`
+// instructions need the whole warp at the same instruction.
 void meet(Thread* T, uint32_t mask, const char* what, void* mine, bool aligned,
           const std::function<void(void**, uint32_t)>& together) {
   Warp* warp = T->warp;
@@ -57,7 +57,7 @@ void warp_sync(Thread* T, uint32_t mask) {
        [=](void**, uint32_t present) { check_warp_sync(T, present); });
 }
 
-// Lanes that run are not in step here: the lane alone is a value that the definition allows.
+// Running lanes are not in lockstep here. A mask with only this lane is a legal value.
 uint32_t active_mask(Thread* T) { return 1u << T->lane; }
 
 uint32_t shuffle(Thread* T, Shuffle mode, uint32_t value, uint32_t by, uint32_t clamp,

@@ -1,9 +1,9 @@
 // wgmma: products of a warpgroup, done between their issue and their wait, visible at the wait.
 //
-// Each warp of the four computes its own 16 rows of D. A thread's registers hold poison from the
-// issue to the wait; what they become is kept beside them. Compiled code may copy such registers
-// before the wait, where ptxas will let both names share one register: copies follow
-// (copy_in_flight).
+// Each of the four warps computes its own 16 rows of D. A thread's registers hold poison from the
+// issue to the wait, and their results are stored separately. Compiled code may copy such registers
+// before the wait, because ptxas will assign both names to one register. copy_in_flight tracks such
+// copies.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -29,7 +29,7 @@ struct ProductLane {
   uint32_t first;  // slot of d[0]
 };
 
-// What is known of one issue of one warp.
+// One issue of one warp.
 struct Issue {
   Cta* cta;
   uint32_t warp;  // of the warpgroup
@@ -42,7 +42,7 @@ struct Issue {
   uint32_t first[32];
 };
 
-// A product's k is 32 bytes of each row, whatever the type.
+// A product's k is 32 bytes of each row for every type.
 constexpr int kRowBytes = 32;
 
 int element_bytes(WgmmaType type) {
@@ -173,7 +173,7 @@ void run_products(Warp* warp, uint64_t before_group) {
   }
 }
 
-// Register and slot of whichever record has this register; null for one that is not in flight.
+// The register and slot of the record that has this register; null if it is not in flight.
 std::pair<InFlightRegisters*, size_t> find_register(Thread* T, const uint32_t* wanted) {
   for (auto& record : T->in_flight_records)
     for (size_t i = 0; i < record->registers.size(); ++i)

@@ -1,4 +1,4 @@
-// Asynchronous work, and the orders in which it and the warps take turns.
+// Asynchronous work, and its order relative to the warps.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -1,1 +1,1 @@
-"""PTX to C++: each kernel becomes a function that one fiber runs for one PTX thread (REFERENCE.md)."""
+"""Translates PTX to C++: each kernel becomes a function that one fiber runs for one PTX thread (REFERENCE.md)."""

@@ -1,6 +1,6 @@
-"""python3 -m translator FILE.ptx --kernel NAME --output LIB.so: one kernel as a library that the run time loads.
+"""python3 -m translator FILE.ptx --kernel NAME --output LIB.so: translates one kernel to a library for the run time.
 
-Without --kernel: translates every kernel, compiles none, and says how many there are (exit code 1 if one fails).
+Without --kernel: translates every kernel, compiles none, and prints their number (exit code 1 if one fails).
 """
 
 import argparse
@@ -15,8 +15,8 @@ from .module import Module
 from .program import program
 
 HOME = pathlib.Path(__file__).resolve().parent.parent
-# A fault leaves a kernel's stack by a switch to the scheduler's, so no exception passes through a kernel; the edges to where
-# each call might throw to took g++ a third of its time.
+# A fault leaves a kernel by a switch to the scheduler's stack, so no exception passes through a kernel. Exception edges
+# of all calls took a third of g++'s time.
 FLAGS = [
     "-std=c++20",
     "-march=native",

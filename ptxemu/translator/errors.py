@@ -1,8 +1,8 @@
-"""The one way in which a translation fails."""
+"""The exception of a failed translation."""
 
 
 class TranslationError(Exception):
-    """PTX that the emulator does not know. Names the file, the line and the text at which it stopped."""
+    """Raised for PTX that the emulator does not know. Names the file, the line and the text."""
 
     def __init__(self, message, line=None, text=""):
         self.message, self.line, self.text = message, line, text

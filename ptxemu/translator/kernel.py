@@ -124,7 +124,7 @@ class KernelEmitter:
         self.scope = self.scope.parent
 
     def emit_label(self, name):
-        self.unfenced.clear()  # what comes from elsewhere is not followed
+        self.unfenced.clear()  # values from other blocks are not tracked
         self.code.append(f"{self.label(name)}:;")
 
     def emit_table(self, _):
@@ -300,7 +300,7 @@ class KernelEmitter:
         return f"{name}=({storage(kind)})({value});"
 
     def put_signed(self, operand, value, bits):
-        """Assigns a signed result of `bits` bits, extended where the register is wider."""
+        """Assigns a signed result of `bits` bits, sign-extended if the register is wider."""
         kind, _ = self.register(operand)
         return self.put(operand, f"(int{max(BITS[kind], bits)}_t)(int{bits}_t)({value})")
 

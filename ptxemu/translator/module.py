@@ -1,4 +1,4 @@
-"""A PTX module: its variables and functions, found without looking into function bodies."""
+"""A PTX module: its variables and functions, found without parsing function bodies."""
 
 import dataclasses
 import re
@@ -34,11 +34,11 @@ class Variable:
     align: int
     element: int  # bytes
     extern: bool
-    values: list  # integers of the initializer; shorter than the array where the rest is zero
+    values: list  # integers of the initializer; shorter than the array if the rest is zero
 
     @property
     def dynamic(self):
-        """Shared memory whose size the launch gives."""
+        """Whether it is shared memory whose size the launch sets."""
         return self.space == "shared" and self.extern
 
 

@@ -1,4 +1,4 @@
-"""A kernel's C++ file: variables it may name, the functions it may call, its body, and what a launch must know."""
+"""Writes a kernel's C++ file: the variables and functions that it may use, its body, and its description for launches."""
 
 from .errors import TranslationError
 from .kernel import POISON, KernelEmitter
@@ -38,7 +38,7 @@ def shared_offsets(emitter):
 
 
 def variables(module):
-    """Where each global and constant stands in the module's own memory, and what that memory holds at first."""
+    """Returns the position of each global and constant in the module's memory, and that memory's initial content."""
     lines, initial = [], bytearray()
     for variable in module.variables.values():
         if variable.space == "shared":

@@ -1,1 +1,1 @@
-"""The emulator on trial: what it does against what PTX says, through the CUDA interface that programs use."""
+"""Tests of the emulator against the PTX specification, through the CUDA interface that programs use."""

@@ -1,4 +1,4 @@
-"""The emulator from Python: PTX texts are loaded and launched through its CUDA interface, arrays are numpy's."""
+"""Runs the emulator from Python: loads and launches PTX texts through its CUDA interface, with numpy arrays."""
 
 import contextlib
 import ctypes
@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Where libptxemu.so is: the folder of a build of its own, or that of the project around it.
+# The folder of libptxemu.so: ptxemu's own build, or the build of the surrounding project.
 BUILD = pathlib.Path(os.environ.get("PTXEMU_BUILD", ROOT.parent / "build" / "cpu"))
 LIBRARIES = {}
 
@@ -131,7 +131,7 @@ class Emulator:
         self.finish()
 
     def run(self, body, inputs=(), shape=1, dtype=np.uint32, shared="", target="sm_90a", dynamic=0, **options):
-        """What a kernel leaves at %rd_o. Arrays are its %rd_a, %rd_b and so on, numbers %r_a and so on.
+        """Runs a kernel and returns its output at %rd_o. Arrays are %rd_a, %rd_b and so on, numbers %r_a and so on.
 
         shared: variables of the module; dynamic: bytes of shared memory that the launch adds."""
         arguments = [self.put(each) if isinstance(each, np.ndarray) else ctypes.c_uint32(each) for each in inputs]

@@ -1,7 +1,7 @@
-"""Kernels in which an order is made, and edits that leave it out: litmus tests of the checker of order.
+"""Litmus tests of the checker of order: correctly ordered kernels, and edits that remove the order.
 
-A body's edits are (what is replaced, by what, the line that is reported, the line before it, what is said to be missing).
-Lines are named by a part of their text.
+A body's edits are (text, replacement, reported line, earlier line, what the report says is missing). Lines are
+identified by a part of their text.
 """
 
 import dataclasses

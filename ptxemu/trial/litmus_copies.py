@@ -1,4 +1,4 @@
-"""Litmus tests of asynchronous copies, as litmus.py has those of memory and barriers."""
+"""Litmus tests of asynchronous copies; litmus.py has those of memory and barriers."""
 
 from trial.litmus import INIT, Litmus, wait
 

@@ -1,4 +1,4 @@
-"""Litmus tests of wgmma and tcgen05, as litmus.py has those of memory and copies."""
+"""Litmus tests of wgmma and tcgen05; litmus.py has those of memory and barriers."""
 
 from trial.litmus import BARRIER, INIT, Litmus, wait
 
@@ -35,8 +35,8 @@ LITMUS = [
     )
 ]  # fmt: skip
 
-# Around each body on tcgen05: an mbarrier of so many arrivals at %r8 and one of a single arrival behind it, and 32 columns
-# of tensor memory at %r11, which the first warp allocates and gives back.
+# Around each body on tcgen05: an mbarrier of so many arrivals at %r8 and one of a single arrival behind it, and 32
+# columns of tensor memory at %r11, which the first warp allocates and gives back.
 ALLOCATED = """
 	@%p2 bra allocated;
 	tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r20], 32;
@@ -61,7 +61,10 @@ def with_tensor_memory(arrivals, body):
 
 
 def operands(add):
-    """Of a product of kind::f16, 128 by 16 by 16: core matrices at the beginning of shared memory. `add`: to what D has been."""
+    """Operands of a product of kind::f16, 128 by 16 by 16: core matrices at the beginning of shared memory.
+
+    `add`: to what D has been.
+    """
     kind = 1 << 4 | 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24
     return f"""
 	shr.u32 %r14, %r2, 4; cvt.u64.u32 %rd5, %r14; mov.b64 %rd4, 0x0000401000080000; or.b64 %rd5, %rd5, %rd4;
@@ -131,8 +134,8 @@ RELAXED = with_tensor_memory(
     + wait("%r8+8", 0, "end"),
 )
 
-# A stage that one warp writes, another's product reads, and a third writes again: what it knows of the first one's writes
-# it knows by the commit alone.
+# A stage that one warp writes, another's product reads, and a third writes again: what it knows of the first one's
+# writes it knows by the commit alone.
 STAGE = with_tensor_memory(
     32,
     """

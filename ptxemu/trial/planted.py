@@ -1,6 +1,6 @@
 """Runs the tests with planted faults: names on standard input, "name<TAB>first test that fails" on standard output.
 
-A process of its own, since its emulator is the one that can be given faults. Each fault gets a fork, since some crash.
+A separate process, because it loads the emulator that has planted faults. Each fault runs in a fork, because some crash.
 """
 
 import inspect
@@ -24,7 +24,7 @@ from trial import (
     test_warps,
 )
 
-# Where a fault is looked for first, by how its name begins; then in all others.
+# The tests to run first for a fault, by the beginning of its name; then all others.
 HOME = {
     test_scalars: r"sh[lr]_|funnel|bf[ei]|bfind|prmt|lop3|mul_|div_|min_|nan_|ftz|setp|cvt|f16|bf16|e[24]m|ue8m0|fma|atom",
     test_warps: r"shfl|ballot|match|redux",
@@ -61,7 +61,7 @@ def trials(fault):
 
 
 def first_failure(fault):
-    """The first test that fails with this fault, in a process of its own; None if all pass."""
+    """Returns the first test that fails with this fault, in a separate process; None if all pass."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

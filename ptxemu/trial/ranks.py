@@ -1,4 +1,4 @@
-"""Ranks as host threads: a kernel by which each gives to all, and their memory."""
+"""Ranks as host threads: a kernel with which each rank writes to all others, and their memory."""
 
 import ctypes
 import threading
@@ -7,9 +7,9 @@ import numpy as np
 
 from trial.emulator import LaunchError, ptx
 
-# Every rank writes a value and a flag to every rank, and adds up what comes to it until its time (l, ns) runs out. p: the
-# ranks' memory, which has 64 bytes for each sender, twice, for even and odd rounds, since a rank may write for the next
-# round before another has read of this one. c: the rounds so far. o: the sum, and whether the time ran out.
+# Every rank writes a value and a flag to every rank, and adds up what comes to it until its time (l, ns) runs out. p:
+# the ranks' memory, which has 64 bytes for each sender, twice, for even and odd rounds, since a rank may write for the
+# next round before another has read of this one. c: the rounds so far. o: the sum, and whether the time ran out.
 EXCHANGE = """
 	.reg .u32 %r_n; ld.global.u32 %r_n, [%rd_c]; add.u32 %r_n, %r_n, 1;
 	mov.u32 %r1, %tid.x; mov.u32 %r9, 0; setp.ge.u32 %p1, %r1, %r_w; @%p1 bra joined;
@@ -73,7 +73,7 @@ class Ranks:
 
 
 def together(calls):
-    """Runs each call in a host thread of its own. What is raised is the report where several fail by one launch."""
+    """Runs each call in a separate host thread. If several fail because of one launch, raises that launch's report."""
     failed = []
 
     def run(call):

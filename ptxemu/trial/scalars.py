@@ -1,7 +1,7 @@
-"""Scalar instructions and what they compute, from Python's integers, exact fractions and other packages' formats.
+"""Scalar instructions and their expected results, from Python's integers, exact fractions and other packages' formats.
 
-A case is (name, PTX that leaves its result in %r9 or %rd9, 32 or 64 bits, expected(a, b, c)). Operands: %r1 to %r3 (bits
-of 32-bit values, as %f1 to %f3 too), %rd1 to %rd3. Scratch: %r4 to %r8, %h1 to %h8, %p1, %p2.
+A case is (name, PTX that leaves its result in %r9 or %rd9, 32 or 64 bits, expected(a, b, c)). Operands: %r1 to %r3
+(bits of 32-bit values, as %f1 to %f3 too), %rd1 to %rd3. Scratch: %r4 to %r8, %h1 to %h8, %p1, %p2.
 """
 
 import fractions

@@ -1,4 +1,4 @@
-"""Barriers: that they hold, count and reduce, and what a deadlock's report says."""
+"""Tests of barriers: waiting, counting, reductions, and the report of a deadlock."""
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ ARRIVE, DROP = "mbarrier.arrive.shared.b64 _, [%r2];", "mbarrier.arrive_drop.sha
     ],
 )
 def test_phases_of_an_mbarrier(emulator, arrivals, first, second):
-    """Of two arrivals: whether a wait for parity 0, and one for parity 1, passes."""
+    """With two arrivals: whether a wait for parity 0, and one for parity 1, passes."""
     body = f"""
 	mov.u32 %r2, barrier; mbarrier.init.shared.b64 [%r2], 2; {arrivals}
 	{TEST} %p1, [%r2], 0; {TEST} %p2, [%r2], 1; selp.u32 %r3, 1, 0, %p1; selp.u32 %r4, 1, 0, %p2;
@@ -106,7 +106,7 @@ def test_phases_of_an_mbarrier(emulator, arrivals, first, second):
 
 
 def test_a_wait_may_end_without_success(emulator):
-    """What a thread does then may be what the phase waits for."""
+    """The thread may then do what the phase waits for."""
     body = """
 	mov.u32 %r2, barrier; mbarrier.init.shared.b64 [%r2], 1; mov.u32 %r3, 0;
 again:

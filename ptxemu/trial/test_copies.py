@@ -1,4 +1,4 @@
-"""Asynchronous copies: when they are visible, what they move, and where tensor copies put it."""
+"""Tests of asynchronous copies: when they become visible, what they move, and where tensor copies put it."""
 
 import ctypes
 
@@ -32,7 +32,7 @@ def test_cp_async_is_visible_at_its_wait(emulator, order):
 
 @pytest.mark.parametrize("operand, read", [("%r2", 6), ("%p1", 0), ("%p2", 16)])
 def test_cp_async_fills_with_zeros(emulator, operand, read):
-    """What is not read: all but a number of bytes, or all if a predicate says so."""
+    """Bytes that are not read become zeros: all after a number of bytes, or all with a predicate."""
     body = f"""
 	mov.u32 %r1, block; mov.u32 %r2, 6; setp.eq.u32 %p1, %r2, 6; setp.ne.u32 %p2, %r2, 6;
 	cp.async.ca.shared.global [%r1], [%rd_a], 16, {operand}; cp.async.wait_all;

@@ -27,7 +27,7 @@ STORE, WAIT = "bar.sync 1, 32; st.global.u32 [%rd2], 7;", "griddepcontrol.wait;"
 
 
 def dependent(emulator, before, after, wait, order):
-    """What a second launch sees of stores before and after the last of a cta's two warps has triggered it."""
+    """Runs a second launch that reads stores before and after the last of a cta's two warps has triggered it."""
     cells, out = emulator.put(np.zeros(4, np.uint32)), emulator.empty(16)
     first = emulator.kernel(ptx(FIRST.replace("BEFORE", before).replace("AFTER", after), "a"), "test")
     second = emulator.kernel(ptx(SECOND.replace("WAIT", wait), "ao"), "test")

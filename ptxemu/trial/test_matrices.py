@@ -185,7 +185,7 @@ def byte_matrices(operand):
 def test_wgmma_of_fp8(emulator, types, a_registers, order):
     """k is 32; a lane's word i is four of row g or g + 8 (i odd), of the first or second 16 of k (i of 2 and 3)."""
     a, b = integers((64, 32)), integers((8, 32))
-    # A small product, which E4M3 sums cut off behind a large one: the last of 13 bits behind it is 2^-5.
+    # A small product, which E4M3 sums cut off next to a large one: the last of 13 bits below it is 2^-5.
     a[0], b[0], b[1:, 1] = 0, 0, 0
     a[0, :2], b[0, :2] = (256, 2**-6), (1, 1)
     body = WGMMA.replace("m64n8k16.f32.bf16.bf16", f"m64n8k32.f32.{types[0]}.{types[1]}").replace(
@@ -239,7 +239,7 @@ PLACE = ".shared .align 4 .b8 block[4];"
 
 @pytest.mark.parametrize("loads", [None, "registers"])
 def test_tensor_memory_by_registers(emulator, monkeypatch, loads):
-    """What is read before wait::ld is poison, but PTXEMU_TENSOR_LOADS=registers has it as ptxas compiles it."""
+    """Registers read before wait::ld are poison, except with PTXEMU_TENSOR_LOADS=registers, as ptxas compiles it."""
     if loads:
         monkeypatch.setenv("PTXEMU_TENSOR_LOADS", loads)
     text = TENSOR_MEMORY.replace("EARLY", "add.u32 %r8, %r6, 0;").replace("DEALLOC", DEALLOC)

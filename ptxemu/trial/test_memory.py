@@ -1,4 +1,4 @@
-"""Memory: what is fresh, freed or out of bounds, and what an unknown instruction is."""
+"""Tests of memory: uninitialized, freed and out of bounds accesses, and unknown instructions."""
 
 import ctypes
 
@@ -11,7 +11,7 @@ LOAD = "\n\tld.global.u32 %r1, [%rd_a];\n\tst.global.u32 [%rd_o], %r1;"
 
 
 def report(emulator, text, arguments, **options):
-    """What the emulator says of a launch that must fail."""
+    """Returns the emulator's report of a launch that must fail."""
     with pytest.raises(LaunchError) as raised:
         emulator.launch(emulator.kernel(text, "test"), arguments, **options)
     return str(raised.value)

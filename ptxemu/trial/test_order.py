@@ -1,4 +1,4 @@
-"""The checker of order: each litmus test is clean as it stands, and each edit that leaves an order out is reported."""
+"""Tests of the checker of order: each litmus test is clean, and each edit that removes an order is reported."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def run(emulator, case, body, order):
 
 
 def is_said(report, text, parts, missing):
-    """Whether a finding names these two lines, in whichever order they ran, and what would order them."""
+    """Returns whether a finding names these two lines, in either order, and what would order them."""
     lines = [f"PTX line {line_of(text, part)}:" for part in parts if part]
     return any(all(line in one for line in lines) and missing in one for one in report.split("ptxemu: order: "))
 
@@ -64,12 +64,12 @@ THIRD = """
 	griddepcontrol.wait;
 	ld.global.u32 %r11, [%rd2];
 """
-# Of the second and third kernel: what is replaced by what, and the two lines, or none where it stays clean.
+# Replacements in the second and third kernel, and the two reported lines, or None if it stays clean.
 DEPENDENT = [
     (("", ""), ("", ""), None),
     (("griddepcontrol.wait;", ""), ("", ""), ("ld.global.u32 %r10", "st.global.u32 [%rd3]")),
     (("", ""), ("griddepcontrol.wait;", ""), ("ld.global.u32 %r11", "st.global.u32 [%rd2]")),
-    # What the first launch wrote may be read early only since the second had waited before it let the third begin.
+    # The first launch's writes may be read early only because the second waited before it let the third begin.
     (
         ("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;", "griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;"),
         ("", ""),

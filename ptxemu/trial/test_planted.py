@@ -1,4 +1,4 @@
-"""The tests on trial: the emulator with each fault of runtime/planted.def in turn, which some test must see."""
+"""Checks the tests: each fault of runtime/planted.def, planted in the emulator, must fail some test."""
 
 import concurrent.futures
 import os

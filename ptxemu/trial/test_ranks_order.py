@@ -1,4 +1,4 @@
-"""The checker of order over launches of several host threads: clean as they stand, reported without an order."""
+"""Tests of the checker of order with launches of several host threads: clean if ordered, reported if not."""
 
 import contextlib
 import threading
@@ -41,7 +41,7 @@ def test_ordered_ranks_are_clean(emulator, world, signal, wait):
     ],
 )
 def test_ranks_without_an_order_are_reported(emulator, signal, wait):
-    """What a rank wrote and another read, by the lines of both."""
+    """Returns whether the report has a rank's write and another's read, by the lines of both."""
     ranks = Ranks(emulator, 2, signal=signal, wait=wait)
     with emulator.checked(), pytest.raises(LaunchError, match="at the scope of the system") as raised:
         together([lambda k=k: ranks.run(k, 1) for k in range(2)])
@@ -63,7 +63,7 @@ ANSWER = "\n\tst.release.sys.global.u32 [%rd_f+4], 1;"
 @pytest.mark.parametrize("acquires", [True, False])
 @pytest.mark.parametrize("programmatic", [True, False])
 def test_launches_know_what_those_before_acquired(emulator, acquires, programmatic):
-    """What one launch waits for the next one reads, while the rank that wrote it still runs."""
+    """The next launch reads what the previous one waited for, while the writing rank still runs."""
     wait = WAITER if acquires else WAITER.replace("acquire", "relaxed")
     later = "\n\tgriddepcontrol.wait;" + LATER
     data, flags, out = (emulator.put(np.zeros(4, np.uint32)) for _ in range(3))
@@ -88,7 +88,7 @@ def test_launches_know_what_those_before_acquired(emulator, acquires, programmat
 
 
 def test_launches_of_host_threads_in_turn_are_ordered(emulator):
-    """What had ended before a launch was enqueued counts as told by the host."""
+    """Work that had ended before a launch was enqueued counts as ordered by the host."""
     cell = emulator.put(np.zeros(1, np.uint32))
     kernel = emulator.kernel(ptx("\n\tld.global.u32 %r1, [%rd_a]; add.u32 %r1, %r1, 1; st.global.u32 [%rd_a], %r1;", "a"), "test")  # fmt: skip
     with emulator.checked():

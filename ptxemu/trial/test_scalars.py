@@ -1,4 +1,4 @@
-"""Scalar instructions over many values, against trial/scalars.py; conversions of small formats over all of theirs."""
+"""Tests of scalar instructions on many values, against trial/scalars.py, and of small formats on all their values."""
 
 import ml_dtypes
 import numpy as np
@@ -157,7 +157,7 @@ def test_every_half(emulator):
 
 
 def test_nan_is_canonical(emulator):
-    """An operation's NaN has one pattern, whichever NaN came in."""
+    """An operation's NaN has one pattern, for every input NaN."""
     got = convert(emulator, "add.f32 %f2, %f1, %f1; mov.b32 %r9, %f2;", FLOATS[IS_NAN])
     assert (got == NAN).all()
 

@@ -1,4 +1,4 @@
-"""The translator: what it takes, and that it refuses everything else by file and line."""
+"""Tests of the translator: it accepts what it knows, and refuses everything else with file and line."""
 
 import pathlib
 import re

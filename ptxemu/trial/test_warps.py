@@ -1,4 +1,4 @@
-"""What lanes do together: shuffles, votes, matches, reductions, elections."""
+"""Tests of instructions of whole warps: shuffles, votes, matches, reductions, elections."""
 
 import numpy as np
 

@@ -1,23 +1,35 @@
-"""NVFP4 for mixture-of-experts layers: the number format, its layouts and checkpoints.
+# Long because the docstring of every function is its reference.
+"""Mixture-of-experts layers with NVFP4 weights: layers, routers, checkpoints and the number format.
 
-An NVFP4 tensor (..., K), K a multiple of 16, is three things:
+An NVFP4 tensor (..., K), with K a multiple of 16, has three parts:
 
     codes         uint8 (..., K/2)    two E2M1 codes a byte, the even element along K in the low nibble
     scales        uint8 (..., K/16)   one E4M3 byte per 16 elements along K, sign bit 0
-    tensor_scale  float               of the whole tensor (or float32 (...), one per row)
+    tensor_scale  float               one for the whole tensor, or float32 (...), one per row
 
     value = e2m1(code) * e4m3(scale) * tensor_scale
 
-Arrays come in through DLPack or the buffer protocol from any framework. A torch tensor gives torch tensors back,
-everything else NumPy arrays. quantize, dequantize, swiglu_quantize, swizzle_scales, unswizzle_scales, router_gemm and select_experts also
-take torch tensors in a GPU's memory: with the host's bits, in torch's current stream, and without waiting, so that a CUDA
-graph can hold them. bfloat16 is a torch or ml_dtypes array, or a NumPy uint16 array of its bits; E4M3 bytes are uint8, ml_dtypes or torch
-float8_e4m3fn. Non-contiguous arrays are copied.
+Arrays of any framework are accepted through DLPack or the buffer protocol. Torch tensors give torch tensors, and JAX
+arrays on a CPU give JAX arrays. Everything else gives NumPy arrays. Non-contiguous arrays are copied.
 
-Errors: subclasses of nvfp4_moe.Error, each with one line that names the thing, what was expected and what came, and each
-also the built-in exception that says the same: InvalidArgument and BadInput (a file's content) are ValueErrors,
-Unsupported is a NotImplementedError, IoError an OSError, OutOfMemory a MemoryError; Busy, Cancelled, CheckFailed and
-Internal are RuntimeErrors. What is no array at all is a TypeError. Any function may be called from several threads.
+    bfloat16      a torch or ml_dtypes array, or a NumPy uint16 array of the bits
+    E4M3 bytes    uint8, or float8_e4m3fn of ml_dtypes or torch
+
+quantize, dequantize, swiglu_quantize, swizzle_scales, unswizzle_scales, router_gemm and select_experts also take torch
+tensors on a GPU. They run in torch's current stream without waiting, so a CUDA graph can capture them, and the results
+have the same bits as on the host.
+
+Every error is a subclass of nvfp4_moe.Error. Its message is one line: the argument, what was expected, what it got.
+Each class is also a built-in exception:
+
+    InvalidArgument                            ValueError
+    BadInput (the content of a file)           ValueError
+    Unsupported                                NotImplementedError
+    IoError                                    OSError
+    OutOfMemory                                MemoryError
+    Busy, Cancelled, CheckFailed, Internal     RuntimeError
+
+An argument that is not an array raises TypeError. Every function may be called from several threads.
 """
 
 from __future__ import annotations
@@ -102,7 +114,7 @@ __all__ = [
 ]
 
 for _public in (Checkpoint, Error, *Error.__subclasses__()):
-    _public.__module__ = __name__  # tracebacks and pickles name the public place
+    _public.__module__ = __name__  # the public name, for tracebacks and pickles
 
 
 def quantize(
@@ -113,19 +125,29 @@ def quantize(
     search: str = "max",
     channel_weights: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """Quantizes x (..., K) of float32, float16 or bfloat16 along its last dimension.
+    """Quantizes x to NVFP4 along its last dimension.
 
-    mode "weights": scale = RNE(amax/(6 s)) and code = RNE(x/(scale s)) from exact quotients; s = tensor_scale, or
-      float32(amax/2688) of the whole array. search="mse" lets the E4M3 neighbours of amax/6 and of amax/4 compete by
-      squared error, "sweep" all E4M3 values (on the host alone). channel_weights: float32 (K,) of at least 0, for these
-      two on the host: the errors of a column count that much, as with second moments of what the columns are multiplied by.
-    mode "dynamic_token": s per row, the smallest power of two >= amax/2688 (1 for a row of zeros).
-    mode "static": s = tensor_scale rounded up to a power of two.
-    mode "compat": s = tensor_scale as it is, in vLLM's operation order, for byte comparison.
+    Args:
+        x: (..., K) of float32, float16 or bfloat16; K is a multiple of 16.
+        mode: How the tensor scale s and the block scales are chosen.
+            "weights": scale = RNE(amax/(6 s)) and code = RNE(x/(scale s)), both from exact quotients. s is
+            tensor_scale, or float32(amax/2688) of the whole array.
+            "dynamic_token": each row has its own s, the smallest power of two >= amax/2688 (1 for a row of zeros).
+            "static": s is tensor_scale rounded up to a power of two.
+            "compat": s is tensor_scale as given, with vLLM's order of operations, for byte comparison.
+        tensor_scale: s, see mode.
+        search: How block scales of mode "weights" are searched. "max" uses amax/6. "mse" chooses among the E4M3
+            neighbours of amax/6 and of amax/4 by squared error. "sweep" (host only) chooses among all E4M3 values.
+        channel_weights: float32 (K,), at least 0. Weights of the columns' squared errors for "mse" and "sweep" on the
+            host, for example the second moments of the inputs that the columns are multiplied by.
 
-    Returns (codes uint8 (..., K/2), scales uint8 (..., K/16), tensor_scale): a float, or float32 (...) for
-    dynamic_token, NaN for a row that holds NaN or Inf. The other modes raise ValueError on such a row. Of a tensor on a GPU
-    tensor_scale is float32 () there, and instead of raising, NaN if x holds NaN or Inf.
+    Returns:
+        (codes, scales, tensor_scale): uint8 (..., K/2), uint8 (..., K/16), and a float. With "dynamic_token"
+        tensor_scale is float32 (...), NaN for a row that holds NaN or Inf. For a tensor on a GPU it is float32 () on
+        that GPU, NaN if x holds NaN or Inf.
+
+    Raises:
+        ValueError: Wrong shapes, dtypes or options; on the host, also NaN or Inf in x except with "dynamic_token".
     """
     return _core.quantize(x, mode, tensor_scale, search, channel_weights)
 
@@ -140,15 +162,24 @@ def swiglu_quantize(
     row_weights: Any = None,
     power_of_two: float | None = None,
 ) -> tuple[Any, Any, Any]:
-    """gemm1's output to gemm2's input in one pass: activation(gate, up), times a router weight, to bf16, to NVFP4.
+    """Applies the activation to gemm1's output and quantizes the result for gemm2, in one pass.
 
-    gate_up: (..., 2 I) of float32, float16 or bfloat16, I a multiple of 16: all of gate, then all of up; interleaved:
-    g0 u0 g1 u1 and so on. activation, swiglu_limit, swiglu_alpha: as in MoeConfig. row_weights: float32 (...), router
-    weights of router_weight "before_down". power_of_two: the tensor scale of every row; None gives each its own, as
-    quantize(mode="dynamic_token") does.
+    Computes activation(gate, up), multiplies by the router weight, rounds to bfloat16, then quantizes to NVFP4.
 
-    Returns (codes uint8 (..., I/2), scales uint8 (..., I/16), row_scales float32 (...)); a row scale is NaN if the
-    row holds NaN or Inf. Raises ValueError on shapes, dtypes and options.
+    Args:
+        gate_up: (..., 2 I) of float32, float16 or bfloat16, I a multiple of 16: all of gate, then all of up.
+        activation, swiglu_limit, swiglu_alpha: As in MoeConfig.
+        interleaved: gate_up alternates instead: g0 u0 g1 u1 and so on.
+        row_weights: float32 (...), the router weights for router_weight "before_down". None multiplies by nothing.
+        power_of_two: The tensor scale of every row. None gives each row its own, as quantize(mode="dynamic_token")
+            does.
+
+    Returns:
+        (codes, scales, row_scales): uint8 (..., I/2), uint8 (..., I/16), float32 (...). A row scale is NaN if the row
+        holds NaN or Inf.
+
+    Raises:
+        ValueError: Wrong shapes, dtypes or options.
     """
     return _core.swiglu_quantize(
         gate_up, activation, swiglu_limit, swiglu_alpha, interleaved, row_weights, power_of_two
@@ -156,83 +187,122 @@ def swiglu_quantize(
 
 
 def dequantize(codes: Any, scales: Any, tensor_scale: Any, dtype: str = "float32") -> Any:
-    """(..., K) of dtype "float32", "bfloat16" or "float16": the exact product, rounded once.
+    """Converts NVFP4 to floats: the exact product of code, block scale and tensor scale, rounded once.
 
-    tensor_scale: one number, or one per row (...); a row whose scale is NaN is NaN. A NumPy result of bfloat16 is
-    uint16, its bits. Raises ValueError on shapes that do not belong together. On a GPU a tensor_scale of several numbers lies
-    there too, and what a host refuses (block scales above 0x7E, a scale that is NaN) gives NaN.
+    Args:
+        codes: uint8 (..., K/2).
+        scales: uint8 (..., K/16), E4M3 bytes.
+        tensor_scale: One number, or float32 (...) with one per row, on the device of codes. A row whose scale is NaN
+            becomes NaN.
+        dtype: "float32", "bfloat16" or "float16".
+
+    Returns:
+        (..., K) of dtype. bfloat16 is uint16 (its bits) in NumPy.
+
+    Raises:
+        ValueError: Shapes or dtypes that do not fit together; on the host, also illegal scales (block scales above
+            0x7E, a NaN scale). On a GPU these give NaN.
     """
     return _core.dequantize(codes, scales, tensor_scale, dtype)
 
 
 def pack_codes(codes: Any) -> Any:
-    """uint8 (..., K) of codes 0..15 to uint8 (..., K/2), the even element in the low nibble. K even."""
+    """Packs codes 0..15, uint8 (..., K) with K even, into uint8 (..., K/2): the even element is the low nibble."""
     return _core.pack_codes(codes)
 
 
 def unpack_codes(packed: Any) -> Any:
-    """uint8 (..., K/2) to uint8 (..., K) of codes 0..15: the inverse of pack_codes."""
+    """Unpacks uint8 (..., K/2) into codes 0..15, uint8 (..., K). Inverse of pack_codes."""
     return _core.unpack_codes(packed)
 
 
 def encode_e2m1(x: Any) -> Any:
-    """Elementwise to E2M1 codes 0..15, uint8, x's shape: nearest even, saturating at 6; NaN gives 7 (+6).
+    """Encodes each element as an E2M1 code 0..15: round to nearest even, saturate at 6. NaN becomes 7 (+6).
 
-    float64 is rounded once, from the float64."""
+    Args:
+        x: float64, float32, float16 or bfloat16, any shape. float64 is rounded only once.
+
+    Returns:
+        uint8 of x's shape.
+    """
     return _core.encode_e2m1(x)
 
 
 def decode_e2m1(codes: Any) -> Any:
-    """Elementwise: float32 values of codes 0..15 (higher bits are ignored)."""
+    """Decodes E2M1 codes 0..15 (higher bits are ignored) to float32, elementwise."""
     return _core.decode_e2m1(codes)
 
 
 def encode_e4m3(x: Any) -> Any:
-    """Elementwise to E4M3 bytes, uint8, x's shape: nearest even, saturating at 448; NaN gives 0x7F.
+    """Encodes each element as an E4M3 byte: round to nearest even, saturate at 448. NaN becomes 0x7F.
 
-    float64 is rounded once, from the float64."""
+    Args:
+        x: float64, float32, float16 or bfloat16, any shape. float64 is rounded only once.
+
+    Returns:
+        uint8 of x's shape.
+    """
     return _core.encode_e4m3(x)
 
 
 def decode_e4m3(encoded: Any) -> Any:
-    """Elementwise: float32 values of all 256 bytes; 0x7F and 0xFF are NaN."""
+    """Decodes E4M3 bytes (all 256 values; 0x7F and 0xFF are NaN) to float32, elementwise."""
     return _core.decode_e4m3(encoded)
 
 
 def convert_to_fp8(
     codes: Any, scales: Any, tensor_scale: float, block: tuple[int, int] | None = None
 ) -> tuple[Any, Any]:
-    """A matrix (rows, K) as FP8: (E4M3 bytes uint8 (rows, K), scales), value ~= e4m3(byte) * scale.
+    """Converts an NVFP4 matrix to FP8: value ~= e4m3(byte) * scale.
 
-    block=None: one float for the whole matrix. block=(128, 128): float32 (ceil(rows/128), ceil(K/128)).
+    Args:
+        codes: uint8 (rows, K/2), on the host.
+        scales: uint8 (rows, K/16), E4M3 bytes.
+        tensor_scale: The matrix's tensor scale.
+        block: None for one scale, or (128, 128) for one per block.
+
+    Returns:
+        (bytes, scales): uint8 (rows, K), and one float, or float32 (ceil(rows/128), ceil(K/128)) with blocks.
     """
     return _core.convert_to_fp8(codes, scales, float(tensor_scale), block)
 
 
 def swizzle_scales(scales: Any) -> Any:
-    """uint8 (..., rows, K/16) to the 128x4 tile layout, uint8 (..., round_up(rows, 128) * round_up(K/16, 4)).
+    """Rearranges block scales into the 128x4 tile layout of tensor cores.
 
-    Padding bytes are zero. Leading dimensions (experts) stay: each matrix is laid out by itself.
+    Args:
+        scales: uint8 (..., rows, K/16). Each matrix of the leading dimensions (experts) is laid out separately.
+
+    Returns:
+        uint8 (..., round_up(rows, 128) * round_up(K/16, 4)). Padding bytes are zero.
     """
     return _core.swizzle_scales(scales)
 
 
 def unswizzle_scales(swizzled: Any, rows: int, cols: int) -> Any:
-    """The inverse of swizzle_scales: uint8 (..., bytes) to (..., rows, cols), cols = K/16."""
+    """Restores row-major block scales from uint8 (..., bytes) to (..., rows, cols), cols = K/16.
+
+    Inverse of swizzle_scales.
+    """
     return _core.unswizzle_scales(swizzled, rows, cols)
 
 
 def swizzle_experts(scales: Any, row_offsets: Any) -> Any:
-    """Scales (rows, K/16) of activations sorted by expert to 128x4 tiles with a base per expert, uint8 (bytes,).
+    """Rearranges the block scales of activations sorted by expert into 128x4 tiles, with separate tiles per expert.
 
-    row_offsets: (experts + 1) ascending, from 0 to rows. Expert e's tiles begin at row
-    expert_scale_row(row_offsets[e], e), a multiple of 128; the bytes hold any distribution of as many rows.
+    Args:
+        scales: uint8 (rows, K/16), on the host.
+        row_offsets: (experts + 1,) ascending integers, from 0 to rows.
+
+    Returns:
+        uint8 (bytes,). Expert e's tiles begin at row expert_scale_row(row_offsets[e], e), a multiple of 128. The size
+        depends only on the number of rows and experts: it suffices for any distribution of them.
     """
     return _core.swizzle_experts(scales, row_offsets)
 
 
 def expert_scale_row(row_offset: int, expert: int) -> int:
-    """The padded row where the scale tiles of an expert begin whose first row is row_offset."""
+    """Returns the padded row at which an expert's scale tiles begin; row_offset is the expert's first row."""
     return _core.expert_scale_row(row_offset, expert)
 
 
@@ -243,14 +313,23 @@ def inspect(
     gate_up_order: str | None = None,
     accept_tensors: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Contents of a checkpoint directory, or of one safetensors or GGUF file.
+    """Describes a checkpoint: its model, statistics of its scales, and everything found wrong with it.
 
-    Returns the model's family, format, options and layers; "statistics" by layer (sizes in bytes, scale ranges); and
-    "findings", each a dict with severity ("note", "warning", "error"), id, layer, expert, tensor, expected, actual,
-    count, examples (tensors of the next three that it stands for) and text. layers=None reads the block scales of every MoE layer, [] reads headers and config only.
-    gate_up_order, accept_tensors: as Checkpoint takes them, here and in the functions below.
+    Args:
+        path: A checkpoint directory, or one safetensors or GGUF file.
+        layers: The MoE layers whose block scales are read. None reads all, [] reads headers and config only.
+        gate_up_order, accept_tensors: As in Checkpoint.
 
-    Raises BadInput if the files cannot be opened as a checkpoint, Unsupported if the library does not know the model, IoError.
+    Returns:
+        A dict with the model's family, format, options and layers; "statistics" by layer (sizes in bytes, scale
+        ranges); and "findings". A finding is a dict with severity ("note", "warning", "error"), id, layer, expert,
+        tensor, expected, actual, count (a finding may stand for many tensors), examples (the next three of them) and
+        text.
+
+    Raises:
+        BadInput: The files cannot be opened as a checkpoint.
+        Unsupported: The library does not know the model.
+        IoError: A file cannot be read.
     """
     checkpoint = Checkpoint(os.fspath(path), gate_up_order, list(accept_tensors))
     return checkpoint.inspect(None if layers is None else list(layers))
@@ -266,11 +345,21 @@ def load_expert(
     gate_up_order: str | None = None,
     accept_tensors: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One expert as the layer would load it: "gate", "up" (intermediate, hidden) and "down" (hidden, intermediate).
+    """Reads one expert's weights, as a layer would load them.
 
-    Each is {"codes" uint8 (rows, K/2), "scales" uint8 (rows, K/16), "tensor_scale" float}, whatever the files' format;
-    copies. "input_scale" is {"hidden", "intermediate"}: the layer's activation scales (amax/2688), maximum over all
-    experts, or None. "names" tells the tensors. first, count: a slice of the intermediate dimension, multiples of 16.
+    Args:
+        path: A checkpoint directory, or one safetensors or GGUF file.
+        layer: The MoE layer.
+        expert: The expert's global id.
+        first, count: A slice of the intermediate dimension, multiples of 16. count 0 reads all of it.
+        gate_up_order, accept_tensors: As in Checkpoint.
+
+    Returns:
+        A dict of copies. "gate" and "up" (intermediate, hidden) and "down" (hidden, intermediate) are
+        {"codes" uint8 (rows, K/2), "scales" uint8 (rows, K/16), "tensor_scale" float} for every format of the files;
+        "gate" is None if experts have no gate.
+        "input_scale" is {"hidden", "intermediate"}: the layer's activation scales (amax/2688, the maximum over all
+        experts), each None if the files have none. "names" maps each projection to the name of its tensor.
     """
     checkpoint = Checkpoint(os.fspath(path), gate_up_order, list(accept_tensors))
     return checkpoint.expert(layer, expert, first, count)
@@ -292,17 +381,30 @@ def quantize_checkpoint(
     gate_up_order: str | None = None,
     accept_tensors: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Writes the bf16, fp16 or fp32 checkpoint `source` as NVFP4 to `out`.
+    """Quantizes the routed experts of a bf16, fp16 or fp32 checkpoint to NVFP4 and copies everything else.
 
-    output_format: "modelopt" or "compressed-tensors".
-    layers: the MoE layers to quantize, all if empty. search: "max", "mse" or "sweep". calibration: a file
-    of second moments of the experts' inputs (`nvfp4-moe calibrate --moments`, or an imatrix of llama.cpp) that weigh the
-    errors of "mse" and "sweep". share_gate_up_scale: one tensor scale
-    for gate and up, as vLLM expects. input_scales: by layer (hidden, intermediate), amax/2688. threads=0: one per core.
-    progress gets a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s); returning False cancels.
+    Args:
+        source: The checkpoint directory to read.
+        out: The directory to write.
+        output_format: "modelopt" or "compressed-tensors".
+        layers: The MoE layers to quantize; empty for all.
+        search: "max", "mse" or "sweep", as in quantize.
+        calibration: A file of second moments of the experts' inputs, which weigh the errors of "mse" and "sweep": from
+            `nvfp4-moe calibrate --moments`, or an imatrix of llama.cpp.
+        share_gate_up_scale: Gate and up share one tensor scale, as vLLM expects.
+        input_scales: (hidden, intermediate) activation scales by layer, amax/2688.
+        max_shard_bytes: The size limit of a written file.
+        threads: 0 for one per core.
+        progress: Called with a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s). Return False to
+            cancel.
+        gate_up_order, accept_tensors: As in Checkpoint.
 
-    Returns what was done: layers with their SQNR, counts, notes. Raises ValueError on options or an `out` that holds
-    something else, Unsupported, BadInput, IoError, Cancelled.
+    Returns:
+        A dict of what was done: layers with their signal to quantization noise ratio (SQNR), counts, notes.
+
+    Raises:
+        ValueError: Wrong options, or `out` holds something else.
+        Unsupported, BadInput, IoError, Cancelled: As nvfp4_moe's errors describe.
     """
     return _core.quantize_checkpoint(
         os.fspath(source),
@@ -322,11 +424,20 @@ def quantize_checkpoint(
 
 
 def explain(options: Mapping[str, Any], backend: str = "auto", device: str = "cpu") -> list[dict[str, Any]]:
-    """Which backend takes a layer on a device, and why each other does not: dicts with backend, chosen, reason.
+    """Reports which backend runs a layer on a device, and why the others do not.
 
-    options: fields of the layer's config (num_experts, top_k, hidden_size, intermediate_size, activation, ...); those
-    left out have their defaults. device: "cpu" or "cuda:N". Raises ValueError or BadInput if they make no config,
-    Unsupported if there is no such device.
+    Args:
+        options: Fields of MoeConfig (num_experts, top_k, hidden_size, intermediate_size, activation, ...). Fields left
+            out have their defaults.
+        backend: "auto", or the name of one backend.
+        device: "cpu" or "cuda:N".
+
+    Returns:
+        A list of dicts with backend, chosen and reason.
+
+    Raises:
+        ValueError, BadInput: The options are not a legal config.
+        Unsupported: There is no such device.
     """
     defaults = json.loads(_core.default_options())
     for name in options:
@@ -336,23 +447,38 @@ def explain(options: Mapping[str, Any], backend: str = "auto", device: str = "cp
 
 
 def choose_activation_format(declared: str, backend: str) -> tuple[str, str]:
-    """The rule of activation_format="auto" (docs/explanation/numerics.md, section 2): (format, because).
+    """Applies the rule of activation_format="auto": never less precise than what the checkpoint declares.
 
-    declared: the activations that the checkpoint declares for these experts: "bf16" (weight-only, or experts in floats),
-    "nvfp4" (W4A4) or "fp8". backend: the name of the backend that will run, as in explain()'s dicts; it need not be in
-    this build. The format is never less precise than the declared one. because: a clause that follows "because" in
-    "activations: bf16, because ...". Raises ValueError for other names.
+    docs/explanation/numerics.md, section 2, has the table.
+
+    Args:
+        declared: The activations that the checkpoint declares for these experts: "bf16" (weight-only, or experts in
+            floats), "nvfp4" (W4A4) or "fp8".
+        backend: The backend that will run, as explain() names it. It need not be in this build.
+
+    Returns:
+        (format, because): because completes the sentence "activations: bf16, because ...".
+
+    Raises:
+        ValueError: Other names.
     """
     return _core.choose_activation_format(declared, backend)
 
 
 def release_workspaces(device: str | None = None) -> int:
-    """Gives back every workspace that no run holds, on one device ("cpu", "cuda:N") or on all; returns their bytes.
+    """Frees the workspaces that no run is using, and returns the number of bytes freed.
 
-    What lay in torch's memory goes back to torch's caching allocator (torch.cuda.empty_cache() hands it on). The next
-    run takes a workspace again. Runs may go on meanwhile, as may graphs that torch captured. Not while a graph may still
-    be replayed that another framework than torch captured: its workspace goes too. Closing the last layer gives back
-    the same. Raises ValueError for a name that is no device's, Unsupported if there is no such device.
+    Workspaces in torch's memory return to torch's caching allocator; torch.cuda.empty_cache() passes them on. The next
+    run allocates a workspace again. Other threads may run layers during the call, and graphs that torch captured stay
+    valid. Do not call it if a graph that another framework captured may still be replayed: its workspace is freed too.
+    Closing the last layer frees the same workspaces.
+
+    Args:
+        device: "cpu" or "cuda:N"; None for all devices.
+
+    Raises:
+        ValueError: Not the name of a device.
+        Unsupported: There is no such device.
     """
     return _core.release_workspaces(None if device is None else str(device))
 
@@ -360,5 +486,5 @@ def release_workspaces(device: str | None = None) -> int:
 if _note := _missing_cuda():
     warnings.warn(_note, RuntimeWarning, stacklevel=2)
 
-# While torch can still take its memory back, whatever order the interpreter drops modules and layers in.
+# At exit torch can still take its memory back; later, modules and layers are dropped in no defined order.
 atexit.register(release_workspaces)

@@ -1,7 +1,7 @@
-"""Arrays of other frameworks: what the compiled module (python/src/tensor.h) cannot do through DLPack alone.
+"""Helpers for other frameworks' arrays that the compiled module (python/src/tensor.h) cannot handle through DLPack.
 
-NumPy has no bfloat16 and no FP8 of its own, and its DLPack export refuses those of ml_dtypes: they cross as their bits.
-torch is never imported here.
+NumPy has no bfloat16 or FP8, and its DLPack export refuses those of ml_dtypes, so they are passed as their bits. torch
+is never imported here.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ _NUMPY_BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float4_e2m1fn"
 
 
 def _torch_of(array: Any) -> Any:
-    """The torch module if the array is a tensor, else None."""
+    """Returns the torch module if the array is a torch tensor, else None."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(array, torch.Tensor) else None
 
 
 def view(array: Any) -> Any:
-    """What the compiled module can read in place of an array whose own export it cannot; None if there is nothing.
+    """Returns a view that the compiled module can read if it cannot read the array itself, or None.
 
-    Never a copy: same memory, same strides."""
+    The view has the same memory and strides.
+    """
     if isinstance(array, np.ndarray):
         bits = _NUMPY_BITS.get(array.dtype.name)
         return None if bits is None else array.view(bits)
@@ -37,12 +38,15 @@ def view(array: Any) -> Any:
 
 
 def as_array(value: Any) -> Any:
-    """Arrays as they are; numbers and lists as NumPy arrays."""
+    """Returns arrays unchanged, and numbers and lists as NumPy arrays."""
     return value if isinstance(value, np.ndarray) or hasattr(value, "__dlpack__") else np.asarray(value)
 
 
 def contiguous(array: Any) -> Any:
-    """A row-major, aligned copy of an array that is not, or is lazily negated: a tensor of a tensor, else a NumPy array."""
+    """Copies an array to row-major, aligned memory and resolves a lazy negation.
+
+    A tensor gives a tensor, everything else a NumPy array.
+    """
     torch = _torch_of(array)
     if torch is not None:
         return array.detach().clone(memory_format=torch.contiguous_format).resolve_neg()
@@ -50,9 +54,10 @@ def contiguous(array: Any) -> Any:
 
 
 def empty_like(array: Any, shape: Sequence[int], dtype: str) -> Any:
-    """A tensor like a tensor, on its device; a NumPy array like everything else.
+    """Makes a tensor on the device of a tensor, and a NumPy array for everything else.
 
-    NumPy's bfloat16 is that of ml_dtypes if the array has it, else its bits as uint16."""
+    bfloat16 in NumPy is ml_dtypes' if the array has that dtype, else uint16 bits.
+    """
     torch = _torch_of(array)
     if torch is not None:
         return array.new_empty(tuple(shape), dtype=getattr(torch, dtype))
@@ -68,7 +73,7 @@ def _is_jax(array: Any) -> bool:
 
 
 def in_framework(made: Any, like: Any) -> Any:
-    """A NumPy array that a call has filled, as an array of the framework of its input: a JAX array on its device."""
+    """Converts a result from NumPy to the framework of the input: to a JAX array on the input's device, else not at all."""
     if not _is_jax(like):
         return made
     jax = sys.modules["jax"]
@@ -79,7 +84,10 @@ def in_framework(made: Any, like: Any) -> Any:
 
 
 def immutable(array: Any) -> str | None:
-    """Why an array must not be written whose DLPack export does not tell; None if it may be."""
+    """Returns why an array must not be written, or None if it may be.
+
+    For arrays whose DLPack export does not show it.
+    """
     if _is_jax(array):
         return "an immutable JAX array"
     tensorflow = sys.modules.get("tensorflow")
@@ -91,12 +99,12 @@ def immutable(array: Any) -> str | None:
             return "a read-only one"
     try:
         return "a read-only one" if memoryview(array).readonly else None
-    except (TypeError, ValueError, BufferError):  # no buffer, or one of a dtype that buffers do not have
+    except (TypeError, ValueError, BufferError):  # no buffer, or a dtype that buffers cannot describe
         return None
 
 
 def cast(array: Any, dtype: str) -> np.ndarray[Any, Any]:
-    """The numbers of an array, or a list of them, as a row-major NumPy array of another dtype."""
+    """Converts an array or a list of numbers to a row-major NumPy array of the dtype."""
     torch = _torch_of(array)
     if torch is not None:
         array = array.detach().to("cpu", getattr(torch, dtype)).resolve_neg().numpy()

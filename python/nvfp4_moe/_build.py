@@ -1,4 +1,4 @@
-"""Whether this build lacks the CUDA backends on a machine that has a GPU for them."""
+"""Detects a build without CUDA on a machine that has an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from . import _core
 
 
 def _gpu_is_visible() -> bool:
-    """Whether NVIDIA's driver shows this process a GPU. Reads the names in /dev; CUDA is neither loaded nor initialized."""
+    """Returns True if NVIDIA's driver offers this process a GPU. Reads names in /dev and does not load CUDA."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
         return False
     try:
@@ -19,7 +19,7 @@ def _gpu_is_visible() -> bool:
 
 
 def missing_cuda() -> str | None:
-    """A sentence if this build has no CUDA backends and the process sees a GPU, else None."""
+    """Returns a warning if this build has no CUDA backends and the process sees a GPU, else None."""
     if _core.built_with_cuda or not _gpu_is_visible():
         return None
     return (

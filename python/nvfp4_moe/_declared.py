@@ -1,4 +1,4 @@
-"""The format of a layer's activations, by what its checkpoint declares: what every adapter asks."""
+"""Chooses the activation format of a layer from what its checkpoint declares. Used by every adapter."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from typing import Any
 from . import Error, choose_activation_format, explain
 
 NVFP4_ALGORITHMS = frozenset({"NVFP4", "W4A16_NVFP4"})
-# The formats that a checkpoint may declare for activations, from the least precise.
+# The activation formats that a checkpoint may declare, least precise first.
 _DECLARED = ("nvfp4", "int8_block", "fp8", "bf16")
 _OF_MODELOPT = {"NVFP4": "nvfp4", "W4A8_NVFP4_FP8": "fp8", "W4A8_MXFP4_FP8": "fp8"}  # others quantize weights only
 
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """The activations that a checkpoint declares for a layer: bf16 (weight-only), nvfp4 or fp8; where: the words in it."""
+    """The activations that a checkpoint declares for a layer: bf16 (weight-only), nvfp4 or fp8.
+
+    where: quoted from it.
+    """
 
     format: str
     where: str
 
 
 def most_precise(declared: Iterable[Declared]) -> Declared:
-    """Of a layer's matrices: what runs all of them never less precisely than declared."""
+    """Returns the most precise of the declarations of a layer's matrices, which is precise enough for all of them."""
     return max(declared, key=lambda one: _DECLARED.index(one.format))
 
 
 def declared_by_arguments(inputs: Any, where: str) -> Declared:
-    """Of input_activations: compressed-tensors' QuantizationArgs, a dict of the same fields, or None."""
+    """Reads input_activations: compressed-tensors' QuantizationArgs, a dict of the same fields, or None."""
 
     def field(name: str) -> Any:
         value = inputs.get(name) if isinstance(inputs, Mapping) else getattr(inputs, name, None)
@@ -42,7 +45,7 @@ def declared_by_arguments(inputs: Any, where: str) -> Declared:
 
 
 def declared_by_modelopt(algorithm: str, groups: Any = None) -> Declared:
-    """Of ModelOpt's quant_algo and, if it is NVFP4, config_groups next to it, of which those of 4-bit weights count."""
+    """Reads ModelOpt's quant_algo and, if it is NVFP4, the config_groups next to it that have 4-bit weights."""
     declared = [Declared(_OF_MODELOPT.get(algorithm, "bf16"), f"quant_algo {algorithm}")]
     for name, group in (groups or {}).items() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None
@@ -54,21 +57,26 @@ def declared_by_modelopt(algorithm: str, groups: Any = None) -> Declared:
 def modelopt_algorithms(
     layers: Mapping[str, Mapping[str, Any]], prefixes: Sequence[str], projections: Sequence[str]
 ) -> dict[str, str]:
-    """quant_algo of each of a layer's matrices that ModelOpt's quantized_layers names. Engines read the first of them.
+    """Returns the quant_algo of each of a layer's matrices that ModelOpt's quantized_layers names.
 
-    prefixes: the experts' module, by each name that it may have there. projections: names of gate, up and down.
+    Engines read only the first of them.
+
+    Args:
+        layers: quantized_layers.
+        prefixes: The possible names of the experts' module.
+        projections: The names of gate, up and down.
     """
     algorithms = {name: str(entry.get("quant_algo", "")).upper() for name, entry in layers.items()}
     here = {name: algo for name, algo in algorithms.items() if name in prefixes}
     below = tuple(f"{prefix}." for prefix in prefixes)
     here |= {name: algo for name, algo in algorithms.items() if name.startswith(below)}
-    # Some exports name the block's projections and not its experts'.
+    # Some exports list projections of the block instead of the experts.
     beside = {f"{prefix.rpartition('.')[0]}.{name}" for prefix in prefixes for name in projections}
     return here or {name: algo for name, algo in algorithms.items() if name in beside}
 
 
 def mixture(kinds: Mapping[str, str], known: Collection[str]) -> str | None:
-    """Why a layer whose matrices are of these kinds, by name, cannot be run; None if all are known."""
+    """Returns why a layer whose matrices have these formats, by name, cannot run; None if all are known."""
     if all(kind in known for kind in kinds.values()):
         return None
     first: dict[str, str] = {}
@@ -81,9 +89,10 @@ def mixture(kinds: Mapping[str, str], known: Collection[str]) -> str | None:
 def choose_activations(
     options: Mapping[str, Any], device: str, asked: str, declared: Declared, backend: str = "auto"
 ) -> tuple[str, str]:
-    """(activation_format, why) of a layer with these fields of MoeConfig. asked: "auto" or a format.
+    """Chooses (activation_format, why) for a layer with these fields of MoeConfig.
 
-    "auto" follows choose_activation_format for the backend that would run the layer. why: a clause for the log.
+    asked is "auto" or a format. "auto" follows choose_activation_format for the backend that would run the layer. why
+    is a clause for the log.
     """
     if asked != "auto":
         is_less = asked in _DECLARED and _DECLARED.index(asked) < _DECLARED.index(declared.format)
@@ -91,7 +100,7 @@ def choose_activations(
         return asked, f"it was asked for{less}"
     try:
         backends = explain({**options, "activation_format": declared.format}, backend, device)
-    except Error:  # why_refused says it of the same options
+    except Error:  # why_refused reports it for the same options
         backends = []
     chosen = next((one["backend"] for one in backends if one["chosen"]), None)
     if chosen is None:

@@ -1,6 +1,6 @@
-"""An engine's fused MoE parameters to a MoeLayer: what every engine's adapter needs and no engine has to be imported for.
+"""Opens a MoeLayer from an engine's fused MoE parameters. Shared by all engine adapters; imports no engine.
 
-The parameters themselves are _fused_parameters.py's. Needs torch.
+_fused_parameters.py describes the parameters. Needs torch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .layer import MoeLayer
 from .router import RouterConfig, select_experts
 
 MODES = ("0", "auto", "1")
-# Backends that an engine's own kernels go before unless the user insists, and what they would run.
+# Backends that are used only if the user insists, because the engine has its own kernels. The text completes a message.
 LEFT_TO_ENGINES = {
-    "cuda": "the plain kernels",  # of GPUs that have none of their own
+    "cuda": "the plain kernels",  # on GPUs without specialized kernels
     "sm100": "kernels that no GPU of its kind has run yet",  # docs/explanation/blackwell.md
     "sm120": "kernels that no GPU of its kind has run yet",
 }
@@ -32,21 +32,28 @@ EXCHANGES = ("auto", "engine", "host", "nccl", "peers")
 
 
 def named(error: Error, name: str) -> Error:
-    """The same error with a layer's name before its message."""
+    """Returns the same error with a layer's name before its message."""
     renamed = type(error)(f"{name}: {error}")
     renamed.finding = error.finding
     return renamed
 
 
-# ---- what the user asked for
+# ---- user settings
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """mode: "0" off; "auto" a layer that cannot be taken is the engine's; "1" such a layer is an error.
-    activation_format: "auto" what the checkpoint declares for a layer, or more precise; else of every layer. router: "own" selects experts by this library
-    where it knows the router; "engine" never; "auto" on GPUs. exchange: who adds up what expert parallel ranks compute.
-    SGLang's adapter does not read the last two."""
+    """The user's settings for an engine's adapter.
+
+    Attributes:
+        mode: "0" turns the adapter off. With "auto" the engine runs the layers that the library cannot take. With "1"
+            such a layer is an error.
+        activation_format: "auto" is what the checkpoint declares for a layer, or a more precise format. Otherwise the
+            format of every layer.
+        router: "own" selects experts with this library if it knows the router, "engine" never, "auto" only on GPUs.
+            SGLang's adapter ignores it.
+        exchange: How the results of expert parallel ranks are added. SGLang's adapter ignores it.
+    """
 
     mode: str = "auto"
     activation_format: str = "auto"
@@ -59,13 +66,16 @@ class Settings:
 
 
 def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """What `given` (an engine's own configuration: mode, activations, router, exchange) says, else NVFP4_MOE_MODE,
-    NVFP4_MOE_ACTIVATIONS, NVFP4_MOE_ROUTER and NVFP4_MOE_EXCHANGE.
+    """Reads the settings from `given`, else from environment variables.
 
-    ValueError names the key or variable, what is legal and what came; also for a key that is none.
+    The keys of `given` (from the engine's configuration) are mode, activations, router and exchange. The variables are
+    NVFP4_MOE_MODE, NVFP4_MOE_ACTIVATIONS, NVFP4_MOE_ROUTER and NVFP4_MOE_EXCHANGE.
+
+    Raises:
+        ValueError: Names the key or variable, the legal values and what it got; also for an unknown key.
     """
     given, environ = dict(given or {}), os.environ if environ is None else environ
-    if "NVFP4_MOE" in environ:  # the name before 0.2: ignored, it would leave on what the user turned off
+    if "NVFP4_MOE" in environ:  # the name before 0.2; ignoring it would leave on what the user turned off
         raise InvalidArgument(f"NVFP4_MOE: expected NVFP4_MOE_MODE, its new name, got NVFP4_MOE={environ['NVFP4_MOE']}")
 
     def one_of(key: str, variable: str, legal: tuple[str, ...], default: str) -> str:
@@ -88,9 +98,9 @@ def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, 
 
 
 def why_refused(options: Mapping[str, Any], device: str, settings: Settings) -> str | None:
-    """Why a layer of these options (fields of MoeConfig) is not taken on a device, or None if it is.
+    """Returns why a layer with these options (fields of MoeConfig) is not taken on a device, or None if it is.
 
-    That no backend takes it; or, unless the user insists, that one of LEFT_TO_ENGINES would.
+    A layer is refused if no backend takes it or, unless the user insists, if the backend is in LEFT_TO_ENGINES.
     """
     try:
         MoeConfig(**options)
@@ -107,9 +117,9 @@ def why_refused(options: Mapping[str, Any], device: str, settings: Settings) -> 
 
 
 def why_slice_refused(slice_size: int, ranks: int, multiple: int, option: str) -> str | None:
-    """Why a tensor parallel rank's slice of the intermediate dimension cannot be packed, and what the user can do, or None.
+    """Returns why a tensor parallel rank's slice cannot be packed and what the user can do about it, or None.
 
-    option: the engine's for expert parallel, which gives ranks whole experts.
+    option is the engine's option for expert parallel, which gives ranks whole experts.
     """
     if ranks == 1 or slice_size % multiple == 0:
         return None
@@ -119,15 +129,15 @@ def why_slice_refused(slice_size: int, ranks: int, multiple: int, option: str) -
     )
 
 
-# ---- where the experts are
+# ---- placement of experts
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Which of num_experts this rank holds: first_expert and those that follow it; or, with lookup, any.
+    """Which of num_experts this rank holds: a contiguous range from first_expert or, with lookup, any set.
 
-    lookup: (num_experts + 1,) of the ids' device: the local expert of a global id, -1 for another rank's. Its last
-    element is -1, so that an id of -1 finds it.
+    lookup is (num_experts + 1,) on the ids' device. It maps a global id to the local expert, or to -1 if another rank
+    holds it. The last element is -1, so that an id of -1 maps to -1.
     """
 
     num_experts: int
@@ -136,9 +146,10 @@ class Placement:
 
     @classmethod
     def from_map(cls, expert_map: Tensor | None, num_experts: int, local_experts: int) -> Placement:
-        """expert_map: integers (num_experts,), the local index of each global expert or -1; None: all are here.
+        """Makes a placement from an engine's map.
 
-        ValueError if the map does not have that form, or places an expert beyond the local ones.
+        expert_map has integers (num_experts,): the local index of each global expert, or -1. None means that this rank
+        holds all experts. Raises ValueError if the map has another form or an index beyond the local experts.
         """
         if expert_map is None:
             if num_experts != local_experts:
@@ -164,28 +175,28 @@ class Placement:
         return cls(num_experts, 0, lookup.to(expert_map.device, torch.int32))
 
     def name_of(self, local_expert: int) -> str:
-        """Name of an expert of this rank in messages."""
+        """Names an expert of this rank in messages."""
         if self.lookup is None:
             return f"expert {self.first_expert + local_expert}"
         return f"expert {int((self.lookup == local_expert).nonzero()[0])}"
 
     def local_ids(self, topk_ids: Tensor) -> Tensor:
-        """The ids that the layer takes: those given, or found in lookup, where an id that is none becomes -1."""
+        """Converts global ids to the ids that the layer takes. With lookup, illegal ids become -1."""
         if self.lookup is None:
             return topk_ids
         return self.lookup[topk_ids.clamp(-1, self.num_experts).long()].to(topk_ids.dtype)
 
 
-# ---- scales as engines have them
+# ---- engines' scales
 
 
 def reciprocal(global_scale: Tensor) -> Tensor:
-    """compressed-tensors' global scales as tensor scales: fl32(1/double(global)), as a checkpoint's are read."""
+    """Converts compressed-tensors' global scales to tensor scales: fl32(1/double(global)), as for a checkpoint."""
     return (1.0 / global_scale.double()).float()
 
 
 def mark_missing(tensor: Tensor) -> None:
-    """In place: scales and biases to NaN, so that what no file writes later is an error and not whatever was in memory."""
+    """Fills scales and biases with NaN, so that a value that no file provides becomes an error."""
     if tensor.dtype == torch.float8_e4m3fn:
         tensor.view(torch.uint8).fill_(0x7F)
     elif tensor.dtype == torch.uint8:  # E8M0
@@ -195,9 +206,9 @@ def mark_missing(tensor: Tensor) -> None:
 
 
 def make_legal(scale: Tensor) -> None:
-    """In place: scales of random weights (load_format=dummy) to legal ones of the same magnitude, a NaN or 0 to 1.
+    """Makes scales of random weights (load_format=dummy) legal, in place. Keeps magnitudes; NaN and 0 become 1.
 
-    For weights that mean nothing. A checkpoint's illegal scale is an error, and stays one.
+    Only for dummy weights. An illegal scale in a checkpoint remains an error.
     """
     if scale.dtype == torch.float8_e4m3fn:
         bits = scale.view(torch.uint8)
@@ -215,8 +226,11 @@ def make_legal(scale: Tensor) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class OverRanks:
-    """An exchange, and how a layer uses it: combine, capacity and max_tokens as MoeLayer.from_tensors has them. experts:
-    the global id of each slot, rank by rank, of which the parameters have this rank's in their order."""
+    """An exchange, and how a layer uses it.
+
+    combine, capacity and max_tokens are as in MoeLayer.from_tensors. experts has the global id of each slot, rank by
+    rank; the parameters hold this rank's slots in that order.
+    """
 
     exchange: Exchange
     combine: str
@@ -227,8 +241,11 @@ class OverRanks:
 
 @dataclasses.dataclass(frozen=True)
 class FusedExperts:
-    """A rank's experts, ready to run. mxfp4_rounded: 16-blocks that the cast from MXFP4 changed. over_ranks: whether a run is
-    collective, and its out that of all ranks' experts."""
+    """A rank's experts, ready to run.
+
+    mxfp4_rounded is the number of 16-blocks that the cast from MXFP4 changed. With over_ranks a run is collective and
+    its output includes the experts of all ranks.
+    """
 
     layer: MoeLayer
     placement: Placement
@@ -238,19 +255,21 @@ class FusedExperts:
     def run(
         self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor, workspace: Tensor | None = None
     ) -> None:
-        """out (T, H) = the weighted sum of each token's experts, over_ranks of all, else of the local ones; ids are global,
-        -1 adds nothing.
+        """Computes out (T, H), the weighted sum of each token's experts: all of them with over_ranks, else the local
+        ones.
 
-        Only enqueues, on a GPU in torch's current stream, and may be captured. workspace and ValueError as MoeLayer.run
-        has them.
+        ids are global; -1 adds nothing. On a GPU it enqueues in torch's current stream and may be captured. workspace
+        and errors are as in MoeLayer.run.
         """
         self.layer.run(hidden, self.placement.local_ids(topk_ids), topk_weights, out, workspace=workspace)
 
     def run_logits(
         self, hidden: Tensor, logits: Tensor, router: RouterConfig, out: Tensor, workspace: Tensor | None = None
     ) -> None:
-        """The same of the experts that the router selects by its logits (T, E). Where an engine's map names the experts
-        that are here, the selection is a kernel of its own."""
+        """Like run(), for the experts that the router selects from logits (T, E).
+
+        With placement.lookup the selection is a separate kernel.
+        """
         if self.placement.lookup is None:
             self.layer.run_logits(hidden, logits, router, out, workspace=workspace)
         else:
@@ -263,12 +282,12 @@ class FusedExperts:
 
 
 def layer_device(tensor: Tensor) -> str:
-    """A tensor's device by the library's name."""
+    """Returns a tensor's device in the library's form."""
     return "cpu" if tensor.device.type == "cpu" else f"cuda:{tensor.device.index or 0}"
 
 
 def clamped(activation: str, swiglu_limit: float | None) -> str:
-    """The library's name of a plain SwiGLU that an engine gives a limit."""
+    """Returns "swiglu_clamped" for a plain SwiGLU with a limit, else the activation."""
     return "swiglu_clamped" if activation == "swiglu" and swiglu_limit is not None else activation
 
 
@@ -284,12 +303,11 @@ def open_fused(
     over_ranks: OverRanks | None = None,
     **options: Any,
 ) -> FusedExperts:
-    """A MoeLayer from fused parameters, which may be freed on return; it is not warmed up yet.
+    """Opens a MoeLayer from fused parameters, which may be freed on return. The layer is not warmed up.
 
-    over_ranks: opening is collective; its max_tokens and experts then count, and placement's and max_tokens do not.
-    activation, swiglu_limit and options: fields of MoeConfig, of which expert_biases goes with the parameters' biases; a
-    limit turns "swiglu" into "swiglu_clamped".
-    Raises what MoeLayer.from_tensors raises.
+    With over_ranks, opening is collective, and its max_tokens and experts replace max_tokens and placement's experts.
+    activation, swiglu_limit and options are fields of MoeConfig; a limit turns "swiglu" into "swiglu_clamped". Set
+    expert_biases if the parameters have biases. Raises what MoeLayer.from_tensors raises.
     """
     stacks, rounded = parameters.stacks()
     config = MoeConfig(
@@ -325,16 +343,21 @@ def open_fused(
 
 
 def replace_fused(experts: FusedExperts, parameters: FusedParameters) -> FusedExperts:
-    """New weights into the layer that is there: its memory, its handle and the graphs that captured it stay as they are.
+    """Writes new weights into an open layer. Its memory, its handle and the graphs that captured it stay valid.
 
-    In torch's current stream, after all other work of the device; they are there for every stream on return. On BadInput
-    experts before the one that is named are the new ones; Busy while a run is in flight. ValueError if the sizes differ.
+    The copy runs in torch's current stream after all other work of the device, and is visible to every stream on
+    return.
+
+    Raises:
+        BadInput: Names the bad expert. The experts before it are already replaced.
+        Busy: A run is in flight.
+        ValueError: The sizes differ.
     """
     stacks, rounded = parameters.stacks()
     count = parameters.w13.shape[0]
     if count != experts.layer.expert_count:
         raise InvalidArgument(f"experts: expected {experts.layer.expert_count}, as they were, got {count}")
-    # Tensor scales come to the host once, not an element at a time.
+    # Copies the tensor scales to the host once, not one element at a time.
     scalars = {name: (codes, scales, scale.tolist()) for name, (codes, scales, scale) in stacks.items()}
     biases = parameters.biases()
     stream = None

@@ -1,15 +1,16 @@
-"""The fused tensors in which engines keep a rank's experts, and the stacks and biases of a MoeLayer in them.
+"""Extracts a MoeLayer's weights and biases from the fused tensors in which engines keep a rank's experts.
 
-Engines keep a rank's E_local experts in four tensors (H hidden_size, I the rank's slice of the intermediate dimension):
+Engines keep a rank's E_local experts in four tensors (H = hidden_size, I = the rank's slice of the intermediate
+dimension):
 
-    w13        uint8 (E_local, 2I, H/2)    rows [gate; up], or [up; gate] with up_first, or gate's and up's in turn with
-                                           interleaved; (E_local, I, H/2) of up alone without gated
-    w13_scale  e4m3  (E_local, 2I, H/16)   linear, not swizzled; with mxfp4 E8M0 (E_local, 2I, H/32)
+    w13        uint8 (E_local, 2I, H/2)    rows [gate; up]; [up; gate] with up_first; alternating gate and up with
+                                           interleaved; without gated only up, (E_local, I, H/2)
+    w13_scale  e4m3  (E_local, 2I, H/16)   row-major, not swizzled; with mxfp4 E8M0 (E_local, 2I, H/32)
     w2         uint8 (E_local, H, I/2)
     w2_scale   e4m3  (E_local, H, I/16)    with mxfp4 E8M0 (E_local, H, I/32)
 
-and tensor scales float32 (E_local, 2) or (E_local,) of w13 and (E_local,) of w2; experts with biases two more, of any
-float dtype: w13_bias (E_local, 2I) in the order of w13's rows and w2_bias (E_local, H). Needs torch.
+Tensor scales are float32: (E_local, 2) or (E_local,) for w13, (E_local,) for w2. Experts with biases have two more
+tensors of any float dtype: w13_bias (E_local, 2I), in the order of w13's rows, and w2_bias (E_local, H). Needs torch.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from ._mxfp4 import as_bytes, cast_mxfp4
 
 @dataclasses.dataclass(frozen=True)
 class FusedParameters:
-    """A rank's fused parameters as the head of this file has them, which stay the caller's.
+    """A rank's fused parameters, as described at the top of this file. The caller keeps the tensors.
 
-    w13_tensor_scale: (E_local, 2) in the order of the rows, or (E_local,) or (E_local, 1) for both, or for up if that
-    is all there is; it and w2_tensor_scale are None with mxfp4, where the cast makes tensor scales. intermediate_size:
-    if the engine pads I, what of it is real: the first rows of gate and of up, the first columns of w2; what is padded
-    is not read. The biases are both there or both None; over the ranks of a tensor parallel group w2_bias is to be zeros
-    on all but one, since their rows are added up.
+    Attributes:
+        w13_tensor_scale: (E_local, 2) in the order of the rows; or (E_local,) or (E_local, 1), shared by gate and up.
+            This and w2_tensor_scale are None with mxfp4, because the cast computes them.
+        intermediate_size: If the engine pads I, the size without padding: the first rows of gate and of up and the
+            first columns of w2. The padding is not read.
+        w13_bias, w2_bias: Both or neither. In a tensor parallel group w2_bias must be zeros on all ranks but one,
+            because the ranks' rows are added.
     """
 
     w13: Tensor
@@ -49,7 +52,7 @@ class FusedParameters:
     w2_bias: Tensor | None = None
 
     def inner_size(self) -> int:
-        """The intermediate dimension that is real. ValueError if the shapes do not belong together."""
+        """Returns the intermediate size without padding. Raises ValueError if the shapes do not fit together."""
         experts, rows, _ = self.w13.shape
         matrices = 2 if self.gated else 1
         if rows % matrices != 0 or self.w2.ndim != 3 or self.w2.shape[0] != experts:
@@ -71,7 +74,7 @@ class FusedParameters:
         return inner
 
     def _rows_of(self, name: str, tensor: Tensor) -> Tensor:
-        """gate's or up's rows of w13, of its scales or of its bias (E, rows, ...): a view (E, inner_size(), ...)."""
+        """Returns gate's or up's rows of w13, its scales or its bias (E, rows, ...), as a view (E, inner_size(), ...)."""
         inner = self.inner_size()
         if not self.gated:
             return tensor[:, :inner]
@@ -81,9 +84,9 @@ class FusedParameters:
         return tensor[:, first : first + inner]
 
     def zero_padding(self, filled: int) -> None:
-        """Zeros, in place, what the engine pads each expert with: rows of gate and up, and columns of w2, from `filled` on.
+        """Zeros the engine's padding in place: rows of gate and up, and columns of w2, from `filled` on.
 
-        Fresh memory of a reload holds anything there, which MXFP4's whole blocks would be read with.
+        After a reload the padding is uninitialized memory, and MXFP4's whole blocks would include it.
         """
         inner, block = self.inner_size(), 32 if self.mxfp4 else 16
         if filled >= inner:
@@ -97,8 +100,10 @@ class FusedParameters:
         as_bytes(self.w2_scale)[:, :, -(-filled // block) :].zero_()
 
     def stacks(self) -> tuple[dict[str, tuple[Tensor, Tensor, Tensor]], int]:
-        """gate (if there is one), up and down as MoeLayer.from_tensors takes them, views if nothing is cast; and the
-        blocks that the cast from MXFP4 rounded. Raises ValueError, Unsupported."""
+        """Returns gate (if present), up and down for MoeLayer.from_tensors, and how many blocks the MXFP4 cast rounded.
+
+        They are views unless the weights are cast. Raises ValueError, Unsupported.
+        """
         experts, inner = self.w13.shape[0], self.inner_size()
         columns = inner // (32 if self.mxfp4 else 16)
         matrices = {
@@ -125,7 +130,7 @@ class FusedParameters:
         return {name: (*matrices[name], of_rows[name].float()) for name in matrices}, 0
 
     def biases(self) -> tuple[Tensor | None, Tensor, Tensor] | None:
-        """(gate (E, I) or None, up (E, I), down (E, H)) float32 on the host, or None if there are none."""
+        """Returns (gate (E, I) or None, up (E, I), down (E, H)) as float32 on the host, or None without biases."""
         if self.w13_bias is None or self.w2_bias is None:
             if self.w13_bias is not self.w2_bias:
                 raise InvalidArgument("w13_bias, w2_bias: expected both or neither, got one")

@@ -9,9 +9,9 @@ from ._fused_experts import FusedExperts
 
 
 class LoadLog:
-    """Reports the first layer, every `every` layers or 30 seconds, and the last that was planned: seconds and bytes.
+    """Reports seconds and bytes at the first layer, every `every` layers or 30 seconds, and at the last planned layer.
 
-    A reload goes through the planned layers again, and is reported like the load.
+    A reload packs the planned layers again and is reported in the same way.
     """
 
     def __init__(self, write: Callable[[str], None], every: int = 16, clock: Callable[[], float] = time.monotonic):
@@ -24,13 +24,13 @@ class LoadLog:
         self._activations: set[str] = set()
 
     def plan(self) -> None:
-        """One more layer will be packed. After all that were planned are, it is the first of another model."""
+        """Counts one more layer to pack. Once all planned layers are packed, it is the first of another model."""
         if self._is_complete:
             self._planned, self._is_complete = 0, False
         self._planned += 1
 
     def packed(self, name: str, experts: FusedExperts, seconds: float, activations: str = "") -> None:
-        """One more layer is packed and warmed up, in that many seconds. activations: their format and why, said once."""
+        """Reports that one more layer is packed and warmed up. activations (format and reason) are logged once."""
         if activations and activations not in self._activations:
             layers = f", in layers such as {name}" if self._activations else ""
             self._write(f"activations: {activations}{layers}")

@@ -1,4 +1,4 @@
-"""MXFP4 matrices to NVFP4, wherever a tensor lies: the cast that docs/reference/checkpoints.md defines and a checkpoint gets."""
+"""Casts MXFP4 matrices to NVFP4 on any device, by the definition in docs/reference/checkpoints.md."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from . import InvalidArgument
 
 _TOP, _BOTTOM = 8, -9  # exponents of E4M3's largest and smallest power of two
 _E8M0_BIAS = 127
-# Between the magnitudes; a value on one goes to the even code.
+# Midpoints between the magnitudes. A value on a midpoint rounds to the even code.
 _MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The same memory as uint8."""
+    """Views the same memory as uint8."""
     return tensor if tensor.dtype == torch.uint8 else tensor.view(torch.uint8)
 
 
 def _power_bytes(exponent: Tensor) -> Tensor:
-    """The E4M3 byte of 2^e, e in [-9, 8]."""
+    """Returns the E4M3 byte of 2^e, e in [-9, 8]."""
     normal = (exponent + 7) << 3
     subnormal = torch.ones_like(exponent) << (exponent + 9).clamp(0, 3)
     return torch.where(exponent >= -6, normal, subnormal).to(torch.uint8)
 
 
 def _rounded_codes(codes: Tensor, factor: Tensor) -> Tensor:
-    """uint8 (n, 8) of packed codes times powers of two below 1, float64 (n, 1): rounded to nearest even, packed."""
+    """Multiplies packed codes uint8 (n, 8) by powers of two below 1, float64 (n, 1), and rounds to nearest even."""
     magnitudes = torch.tensor(_MAGNITUDES, dtype=torch.float64, device=codes.device)
     midpoints = torch.tensor(_MIDPOINTS, dtype=torch.float64, device=codes.device)
 
@@ -37,16 +37,23 @@ def _rounded_codes(codes: Tensor, factor: Tensor) -> Tensor:
         return torch.where(below % 2 == 0, below, above).to(torch.uint8) | (code & 8)
 
     packed = rounded(codes & 15) | (rounded(codes >> 4) << 4)
-    # A block that is zeros altogether has no signs.
+    # A block of zeros has no signs.
     return torch.where(((packed & 0x77) != 0).any(-1, keepdim=True), packed, torch.zeros_like(packed))
 
 
 def cast_mxfp4(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """MXFP4 matrices to NVFP4, as docs/reference/checkpoints.md defines the cast: one matrix an expert.
+    """Casts one MXFP4 matrix per expert to NVFP4.
 
-    codes: uint8 (E, rows, K/2). scales: E8M0 bytes (E, rows, K/32).
-    Returns (codes, scales uint8 (E, rows, K/16), tensor_scale float32 (E,), rounded): the codes given if every block
-    is exact, else a copy in which `rounded` 16-blocks have other values. ValueError if a scale is NaN.
+    Args:
+        codes: uint8 (E, rows, K/2).
+        scales: E8M0 bytes (E, rows, K/32).
+
+    Returns:
+        (codes, scales uint8 (E, rows, K/16), tensor_scale float32 (E,), rounded). codes is the input if every block is
+        exact, else a copy. rounded is the number of 16-blocks whose values changed.
+
+    Raises:
+        ValueError: A scale is NaN.
     """
     codes, scales = as_bytes(codes), as_bytes(scales)
     experts, rows, half = codes.shape
@@ -77,7 +84,7 @@ def cast_mxfp4(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor, i
                 out_codes = codes.clone()
             if nonzero is None:
                 nonzero = ((codes[expert] & 0x77) != 0).reshape(rows, half // 8, 8).any(-1)
-            below = outside & nonzero  # above the top only zeros are left
+            below = outside & nonzero  # blocks above the top hold only zeros
             rounded += int(below.sum())
             blocks = out_codes[expert].view(rows, half // 8, 8)
             factor = torch.exp2((exponent[below] - _BOTTOM).double())[:, None]

@@ -1,4 +1,4 @@
-"""Shared by `python -m nvfp4_moe.verify` and `python -m nvfp4_moe.bench`: the ranks of torchrun, and their batches."""
+"""Ranks of torchrun and their batches, for `python -m nvfp4_moe.verify` and `python -m nvfp4_moe.bench`."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def parser(module: str, what: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog=f"torchrun --nproc-per-node N -m nvfp4_moe.{module}", description=what)
     made.add_argument("checkpoint", help="a checkpoint directory, one safetensors file or a GGUF file")
-    made.add_argument("--layer", type=int, action="append", help="a MoE layer; may be repeated (default: see the verb)")
+    made.add_argument("--layer", type=int, action="append", help="a MoE layer; may be repeated (default: see above)")
     made.add_argument("--combine", choices=("all_to_all", "all_reduce"), default="all_to_all")
-    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: each rank has the GPU LOCAL_RANK")
-    made.add_argument("--over", choices=("nccl", "peers"), default="nccl", help="between GPUs")
-    made.add_argument("--backend", default="auto")
-    made.add_argument("--activation-format", default="auto")
-    made.add_argument("--timeout", type=float, default=30.0, help="seconds that a rank waits for the others")
-    made.add_argument("--seed", type=int, default=1)
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: each rank uses GPU LOCAL_RANK")
+    made.add_argument("--over", choices=("nccl", "peers"), default="nccl", help="how GPUs exchange (default: nccl)")
+    made.add_argument("--backend", default="auto", help="a backend that `nvfp4-moe explain` lists (default: auto)")
+    made.add_argument("--activation-format", default="auto", help="default: what the checkpoint declares, or better")
+    made.add_argument("--timeout", type=float, default=30.0, help="seconds a rank waits for the others (default: 30)")
+    made.add_argument("--seed", type=int, default=1, help="seed of the random batches (default: 1)")
     return made
 
 
 class Ranks:
-    """This process as a rank of torchrun; a world of one if nothing started it."""
+    """This process as a rank of torchrun, or as the only rank if torchrun did not start it."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
         for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
             os.environ.setdefault(name, value)
-        if "MASTER_PORT" not in os.environ:  # a world of one needs no port
+        if "MASTER_PORT" not in os.environ:  # not started by torchrun
             store = f"file://{tempfile.mkdtemp()}/store"
             distributed.init_process_group("gloo", store, rank=0, world_size=1)
         elif not distributed.is_initialized():
@@ -58,7 +58,7 @@ class Ranks:
         return self.exchange.world
 
     def open(self, checkpoint: Checkpoint, layer: int, tokens: int, capacity: int = 0) -> MoeLayer:
-        """This rank's part of a layer. The bits of one rank need batch_invariant on GPUs."""
+        """Opens this rank's part of a layer. On GPUs the result has the bits of one rank only with batch_invariant."""
         options: dict[str, Any] = (
             {"batch_invariant": True} if self.device != "cpu" and self.asked.combine == "all_to_all" else {}
         )
@@ -78,7 +78,7 @@ class Ranks:
         return {"device": self.device, "backend": asked.backend, "activation_format": asked.activation_format}
 
     def batch(self, config: Any, tokens: int) -> Arrays:
-        """hidden (T, H) bf16, topk_ids (T, k) int32, topk_weights (T, k) fp32 of all ranks, alike on each of them."""
+        """Makes hidden (T, H) bf16, topk_ids (T, k) int32 and topk_weights (T, k) fp32, the same on all ranks."""
         random = torch.Generator().manual_seed(self.asked.seed)
         hidden = torch.randn(tokens, config.hidden_size, generator=random).bfloat16()
         ids = torch.rand(tokens, config.num_experts, generator=random).topk(config.top_k, dim=1).indices.int()
@@ -86,7 +86,7 @@ class Ranks:
         return hidden, ids, weights
 
     def mine(self, arrays: Arrays) -> Arrays:
-        """This rank's tokens: a share under all_to_all, all of them under all_reduce."""
+        """Returns this rank's tokens: a share with all_to_all, all tokens with all_reduce."""
         tokens = arrays[0].shape[0]
         part = slice(tokens * self.rank // self.world, tokens * (self.rank + 1) // self.world)
         if self.asked.combine == "all_reduce":
@@ -101,7 +101,10 @@ class Ranks:
         return parts
 
     def close(self) -> None:
-        """Ends torch.distributed and waits for its threads: one that ran on while Python ends would abort the process."""
+        """Ends torch.distributed and waits for its threads.
+
+        A thread still running while Python exits would abort it.
+        """
         del self.exchange
         distributed.destroy_process_group()
 
@@ -113,7 +116,7 @@ def print_table(rows: list[dict[str, str]]) -> None:
 
 
 def main(verb: Any, asked: argparse.Namespace) -> None:
-    """Exit status 1 if the verb returns False or fails. A failure is one line, from the rank that has it."""
+    """Runs the verb and exits, with status 1 if it returns False or fails. The failing rank prints one line."""
     try:
         ranks = Ranks(asked)
         passed = verb(ranks)

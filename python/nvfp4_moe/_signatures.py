@@ -1,16 +1,18 @@
-"""Whether an engine's release has what an adapter relies on: a table of requirements against live objects or source files.
+"""Checks whether an engine's release has the members that an adapter relies on.
 
-A table has groups of entries (kind, "module:Name" or "module:Class.member", names):
+An adapter's table of requirements has groups of entries (kind, "module:Name" or "module:Class.member", names):
 
-    has         attributes of a class: members, fields, what a method sets on self. No names: it exists itself
-    calls       the adapter passes these arguments by name: each exists, and no other one is required
-    overrides   the adapter stands in for it: the same names in the same order; starred parameters do not count
-    passes      the adapter passes on whatever comes: it exists
+    has         a class has these attributes: members, fields, or attributes set on self; without names, it exists
+    calls       the adapter passes these arguments by name: each exists, and no other argument is required
+    overrides   the adapter overrides it: the same names in the same order; starred parameters do not count
+    passes      the adapter passes all arguments on: it exists
 
-names leave out self and cls. The group "core" is what everything needs; another one is a format, which an engine keeps to
-itself where its group does not fit. Both readers give the same answers: `misfits` asks imported objects by inspect, as an
-adapter does when it is loaded; `misfits_in` reads source text by its syntax tree, from a folder or a wheel, so that a
-release can be judged that is not installed, or is without being imported. Needs the standard library alone.
+names leave out self and cls. Everything needs the group "core". Every other group is a format; if it does not fit, the
+engine keeps that format.
+
+Two readers give the same answers. `misfits` inspects imported objects, as an adapter does when it is loaded.
+`misfits_in` parses source text from a folder or a wheel, so it can judge a release that is not installed or not
+imported. This file needs only the standard library.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ ReadModule = Callable[[str], "str | None"]
 
 @dataclasses.dataclass
 class _Member:
-    """Result of a reader: parameters without self and cls, None if it is no function; and whether a class has one."""
+    """A member that a reader found: parameters without self and cls (None if not a function), and a test for attributes."""
 
     names: list[str] | None
     required: list[str]
@@ -42,7 +44,10 @@ class _Member:
 
 
 def _difference(entry: Entry, found: _Member | str) -> str | None:
-    """What differs, in a sentence that begins with the member's name, or None. found: a member, or why there is none."""
+    """Describes the difference in a sentence that begins with the member's name, or returns None.
+
+    found is the member, or the reason why there is none.
+    """
     kind, name, names = entry
     if isinstance(found, str):
         return f"{name} {found}"
@@ -98,7 +103,7 @@ def _live_member(name: str) -> _Member | str:
         if module == error.name or module.startswith(f"{error.name}."):
             return _ABSENT
         return f"cannot be imported: {error}"
-    except Exception as error:  # whatever a module does when it is imported
+    except Exception as error:  # importing a module can raise anything
         return f"cannot be imported: {type(error).__name__}: {error}"
     for part in path.split("."):
         if not hasattr(found, part):
@@ -122,7 +127,7 @@ def _live_member(name: str) -> _Member | str:
 
 
 def misfits(required: Requirements) -> dict[str, list[str]]:
-    """By group, a sentence for each entry that does not hold; {} if everything does. Imports the modules."""
+    """Returns, by group, a sentence for each entry that does not hold; {} if all hold. Imports the modules."""
     return _judge(required, _live_member)
 
 
@@ -130,7 +135,7 @@ def misfits(required: Requirements) -> dict[str, list[str]]:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """A body's statements, and those under its conditions and tries."""
+    """Yields a body's statements, including those inside if and try."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.If):
@@ -149,7 +154,7 @@ def _assigned(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, of_class: bool) -> tuple[list[str], list[str], bool]:
-    """Names without self and cls, those without a default, and whether any keyword is taken."""
+    """Returns the names without self and cls, the names without a default, and whether it takes **kwargs."""
     args = function.args
     plain = args.posonlyargs + args.args
     required = [a.arg for a in plain[: len(plain) - len(args.defaults)]]
@@ -162,7 +167,7 @@ def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, of_class: bool
 
 
 class _Sources:
-    """Modules' syntax trees, and names found in them."""
+    """Syntax trees of modules, and a search for names in them."""
 
     def __init__(self, read: ReadModule):
         self._read = read
@@ -175,7 +180,7 @@ class _Sources:
         return self._bodies[module]
 
     def find(self, module: str, name: str, depth: int = 6) -> tuple[str, ast.AST] | None:
-        """Where a module's name is defined, through `from X import Y`, and its statement."""
+        """Returns the module and statement that define a name, following `from X import Y`."""
         imported = None
         for statement in self.body(module):
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -198,7 +203,7 @@ class _Sources:
         return ".".join([*kept, *([statement.module] if statement.module else [])])
 
     def attribute(self, module: str, owner: ast.AST, name: str, depth: int = 8) -> tuple[str, ast.AST] | None:
-        """A class's member, and the module that has it: of its body, set on self by its methods, or a base's."""
+        """Returns a class's member and its module: from the class body, set on self by a method, or from a base."""
         if not isinstance(owner, ast.ClassDef):
             return None
         for statement in _statements(owner.body):
@@ -226,7 +231,7 @@ class _Sources:
         if found is None:
             return _ABSENT
         where, node = found
-        # A class is called with the parameters of its __init__; a dataclass has none to read.
+        # A class takes the parameters of its __init__. A dataclass has no __init__ in its source.
         function, of_class = node, bool(rest)
         if isinstance(node, ast.ClassDef):
             init = self.attribute(where, node, "__init__")
@@ -240,13 +245,16 @@ class _Sources:
 
 
 def misfits_in(read: ReadModule, required: Requirements) -> dict[str, list[str]]:
-    """As misfits, of source text. read gives the text of a module by its dotted name, or None if there is none; a
-    package's own is asked for as "package" and as "package.__init__"."""
+    """Like misfits(), from source text.
+
+    read returns the text of a module by its dotted name, or None. It is called with "package" and "package.__init__"
+    for a package's own module.
+    """
     return _judge(required, _Sources(read).member)
 
 
 def folder_reader(root: Path) -> ReadModule:
-    """Modules of an unpacked wheel, or of a site-packages folder."""
+    """Reads modules from an unpacked wheel or a site-packages folder."""
 
     def read(module: str) -> str | None:
         path = root.joinpath(*module.split("."))
@@ -259,7 +267,7 @@ def folder_reader(root: Path) -> ReadModule:
 
 
 def wheel_reader(wheel: zipfile.ZipFile) -> ReadModule:
-    """Modules of a wheel file, which need not be unpacked."""
+    """Reads modules from a wheel file without unpacking it."""
     names = set(wheel.namelist())
 
     def read(module: str) -> str | None:

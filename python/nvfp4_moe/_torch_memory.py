@@ -1,7 +1,7 @@
-"""Workspaces out of torch's caching allocator, for the compiled module; imported with the first that it asks for.
+"""Allocates workspaces from torch's caching allocator for the compiled module, which imports this at the first request.
 
-Only a run that has no workspace large enough comes here: it asks once for each stream and each larger size, and while a
-graph is captured where the run's stream is not torch's current one.
+Only a run without a large enough workspace calls it: once per stream and larger size, and during graph capture if the
+run's stream is not torch's current one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import torch
 
 
 def stream_of(device: int, stream: int) -> AbstractContextManager[None]:
-    """Makes the stream of that address torch's current one; what is allocated meanwhile belongs to it."""
+    """Makes the stream at that address torch's current stream. Allocations inside the context belong to it."""
     named = torch.cuda.ExternalStream(stream, device=device) if stream != 0 else torch.cuda.default_stream(device)
     current: AbstractContextManager[None] = torch.cuda.stream(named)
     return current
 
 
 def captured(size_bytes: int, device: int, stream: int) -> torch.Tensor:
-    """uint8 (size_bytes,) of the stream: while it is captured, out of the graph's pool.
+    """Allocates uint8 (size_bytes,) on the stream; during capture, from the graph's pool.
 
-    Raises MemoryError saying what was asked for and what was free."""
+    Raises MemoryError with the requested and the free size.
+    """
     try:
         with stream_of(device, stream):
             return torch.empty(size_bytes, dtype=torch.uint8, device=f"cuda:{device}")
@@ -32,10 +33,11 @@ def captured(size_bytes: int, device: int, stream: int) -> torch.Tensor:
 
 
 def kept(size_bytes: int, device: int, stream: int) -> torch.Tensor:
-    """As captured, for a tensor that stays: never out of a pool that this thread's allocations go to for now.
+    """Like captured(), for a tensor that is kept: never from a pool that this thread temporarily allocates from.
 
-    Such pools (torch.cuda.use_mem_pool, the warm-up of torch.compile's graphs) are a thread's, and what lies in them
-    goes, or is given to others, with the pool: a thread of its own is outside of all."""
+    Such pools (torch.cuda.use_mem_pool, the warm-up of torch.compile's graphs) belong to a thread, and their memory is
+    freed or reused with the pool. A new thread allocates outside of them.
+    """
     made: list[torch.Tensor] = []
     failed: list[BaseException] = []
 
@@ -48,7 +50,7 @@ def kept(size_bytes: int, device: int, stream: int) -> torch.Tensor:
     try:
         thread = threading.Thread(target=make, name="nvfp4_moe workspace")
         thread.start()
-    except RuntimeError:  # the interpreter ends and starts no more threads: neither will a pool begin
+    except RuntimeError:  # the interpreter is ending and starts no more threads; no pool will start either
         make()
     else:
         thread.join()

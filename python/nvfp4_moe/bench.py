@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 -m nvfp4_moe.bench MODEL --device cuda --tokens 1,64,1024
 
-Each run begins with a barrier and ends on each rank when its output is there; the time is the slowest rank's, the median of
-the runs. On GPUs a run is a replay of a CUDA graph. `nvfp4-moe bench --ep` times threads and MPI, in more detail.
+Each run begins with a barrier and ends on a rank when its output is complete. The reported time is the median over the
+runs of the slowest rank's time. On GPUs a run replays a CUDA graph. `nvfp4-moe bench --ep` times threads and MPI in
+more detail.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def bench(ranks: Ranks) -> bool:
     checkpoint = Checkpoint(asked.checkpoint)
     number = asked.layer[0] if asked.layer else checkpoint.model()["layers"][0]
     most = max(asked.tokens)
-    # A graph has messages of one size, into which all tokens of a rank fit.
+    # A graph's messages have a fixed size: room for all tokens of a rank.
     capacity = most if asked.device == "cuda" and asked.combine == "all_to_all" else 0
     layer = ranks.open(checkpoint, number, most, capacity)
     rows = []

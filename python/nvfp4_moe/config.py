@@ -1,4 +1,4 @@
-"""MoeConfig: the sizes of a layer and every named choice of the numeric contract (docs/explanation/numerics.md)."""
+"""MoeConfig: a layer's sizes, and every option that affects its numbers (docs/explanation/numerics.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import _core
 
 
 def dump_options(options: Mapping[str, Any]) -> str:
-    """Fields of a config as JSON, which has no NaN and no infinity."""
+    """Serializes fields of a config as JSON. Raises InvalidArgument on NaN and infinity, which JSON does not have."""
 
     def plain(name: str, value: Any) -> Any:
         value = value.item() if hasattr(value, "item") else value
@@ -25,30 +25,46 @@ def dump_options(options: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class MoeConfig:
-    """A layer's sizes and options. Checked when it is made; ValueError names the field, what is legal and what came.
+    """The sizes and options of a layer. They are checked when the object is made.
 
-    num_experts: of the whole layer, over all ranks. top_k: experts per token. hidden_size, intermediate_size:
-      multiples of 16; intermediate_size is this rank's slice under tensor parallel.
-    activation (g gate, u up, L swiglu_limit, a swiglu_alpha): "swiglu" silu(g)*u; "swiglu_clamped"
-      silu(min(g,L))*clamp(u,-L,L); "swiglu_step" min(silu(g),L)*clamp(u,-L,L); "swiglu_oai" g=min(g,L),
-      u=clamp(u,-L,L): g*sigmoid(a*g)*(u+1). These three need a swiglu_limit; a is for swiglu_oai only. "relu2" relu(u)^2, as
-      Nemotron-3's: experts have no gate.
-    activation_format: "nvfp4" quantizes activations before both GEMMs (W4A4); "bf16" does not (W4A16); "int8_block" to
-      int8 with one fp32 scale per 16 (W4A8), which takes no other scale: the two below must be "dynamic_token"; "fp8" to
-      E4M3 with a power of two per row, and rounds weights to E4M3 (W4A8): neither of the two below may be "compat".
-    activation_scale, of hidden: "dynamic_token", each row its own power of two; "static", the layer's input scale rounded
-      up to a power of two times static_headroom (a power of two, 1 without "static"); "compat", the input scale as it is,
-      in vLLM's order.
-    intermediate_scale, of the activation's output: "dynamic_token"; "fixed", one power of two (intermediate_fixed, else from the
-      limit, else 16x the input scale); "compat".
-    router_weight: multiplies "after_down"; "before_down" (before the intermediate is quantized); or "on_input" (hidden
-      before it is quantized, for the routed experts and not the shared one; top_k is 1). max_router_weight bounds it for
-      "fixed" under "before_down".
-    row_format: of gemm2's rows before they are combined, "bf16" or "fp32".
-    batch_invariant: a token's bits do not depend on what else is in the batch.
-    shared_intermediate_size: of a shared expert, 0 for none.
-    expert_biases: gate, up and down of the routed experts have biases, as gpt-oss's: added in float32 to both of gemm1's
-      results before the activation, and to gemm2's rows.
+    Attributes:
+        num_experts: Experts of the whole layer, over all ranks.
+        top_k: Experts per token.
+        hidden_size: A multiple of 16.
+        intermediate_size: A multiple of 16; under tensor parallel, this rank's slice.
+        activation: With g = gate, u = up, L = swiglu_limit, a = swiglu_alpha:
+            "swiglu": silu(g)*u
+            "swiglu_clamped": silu(min(g,L))*clamp(u,-L,L)
+            "swiglu_step": min(silu(g),L)*clamp(u,-L,L)
+            "swiglu_oai": g=min(g,L), u=clamp(u,-L,L): g*sigmoid(a*g)*(u+1)
+            "relu2": relu(u)^2, for experts without a gate, as in Nemotron-3
+        swiglu_limit: Required by "swiglu_clamped", "swiglu_step" and "swiglu_oai".
+        activation_format: How activations are quantized before both GEMMs.
+            "nvfp4": to NVFP4 (W4A4).
+            "bf16": not at all (W4A16).
+            "int8_block": to int8 with one fp32 scale per 16 values (W4A8). Both scales below must be "dynamic_token".
+            "fp8": to E4M3 with a power of two per row; weights are rounded to E4M3 too (W4A8). Neither scale below may
+            be "compat".
+        activation_scale: The scale of hidden.
+            "dynamic_token": a power of two for each row.
+            "static": the layer's input scale rounded up to a power of two, times static_headroom.
+            "compat": the input scale as it is, with vLLM's order of operations.
+        intermediate_scale: The scale of the activation's output: "dynamic_token"; "fixed", one power of two
+            (intermediate_fixed, else derived from swiglu_limit, else 16 times the input scale); or "compat".
+        router_weight: Where the router weight is multiplied: "after_down"; "before_down", before the intermediate is
+            quantized; or "on_input", to hidden before it is quantized, for the routed experts only (requires top_k 1).
+        row_format: The dtype of gemm2's rows before they are combined, "bf16" or "fp32".
+        batch_invariant: A token's result has the same bits whatever else is in the batch.
+        swiglu_alpha: a above; used by "swiglu_oai" only.
+        intermediate_fixed: The power of two for intermediate_scale "fixed".
+        static_headroom: A power of two; 1 unless activation_scale is "static".
+        max_router_weight: An upper bound of the router weights, for "fixed" with "before_down".
+        shared_intermediate_size: The intermediate size of a shared expert; 0 if there is no shared expert.
+        expert_biases: The routed experts have biases, as in gpt-oss. They are added in float32 to gemm1's gate and up
+            before the activation, and to gemm2's rows.
+
+    Raises:
+        ValueError: Names the field, the legal values and what it got.
     """
 
     num_experts: int
@@ -74,10 +90,11 @@ class MoeConfig:
         _core.check_config(self.to_json())
 
     def to_json(self) -> str:
-        """The fields as the library reads them; numbers of NumPy and torch are taken for what they hold."""
+        """Serializes the fields for the library. NumPy and torch scalars are converted to plain numbers."""
 
         return dump_options({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
     @classmethod
     def from_json(cls, text: str) -> MoeConfig:
+        """Inverse of to_json."""
         return cls(**json.loads(text))

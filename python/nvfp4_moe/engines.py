@@ -1,7 +1,9 @@
-"""This build, the inference engines that are installed, and whether the adapters fit them: python -m nvfp4_moe.engines [--json].
+"""Shows this build, the installed inference engines, and whether the adapters support their releases.
 
-Engines are not imported, which takes seconds and may open a GPU: versions come from packages' metadata, and an adapter's
-table of requirements is compared with the engine's source files.
+    python -m nvfp4_moe.engines [--json]
+
+Engines are not imported, because that takes seconds and may open a GPU. Versions come from package metadata, and each
+adapter's table of requirements is compared with the engine's source files.
 """
 
 from __future__ import annotations
@@ -20,8 +22,7 @@ from . import __version__, _core
 from ._build import missing_cuda
 from ._signatures import Requirements, folder_reader, misfits_in
 
-# The file of this package with each adapter's table of requirements. Loaded by path: an adapter's package may import its
-# engine.
+# Each adapter's table of requirements. Loaded by path, because importing an adapter's package may import its engine.
 _TABLES = {
     "transformers": "transformers/requirements.py",
     "vllm": "vllm/internals.py",
@@ -34,8 +35,11 @@ _ENGINES = ("torch", "transformers", "vllm", "sglang")
 class Engine:
     """One row of the report.
 
-    version: installed, or None. fits: whether the adapter takes this release; None if nothing is installed or there is
-    no adapter. misfits: by group of the adapter's table, a sentence for each member that differs. note: in a sentence.
+    Attributes:
+        version: The installed version, or None.
+        fits: True if the adapter supports this release. None if the engine is not installed or has no adapter.
+        misfits: For each group of the adapter's table, one sentence per member that differs.
+        note: A one-sentence summary.
     """
 
     name: str
@@ -46,7 +50,7 @@ class Engine:
 
 
 def _source_folder(name: str) -> Path | None:
-    """The folder that has a package's folder, found without importing it."""
+    """Returns the folder that contains a package, without importing the package."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -66,7 +70,7 @@ def _version(name: str) -> str | None:
 
 
 def _requirements(name: str) -> Requirements | None:
-    """An adapter's table, or None if this build has no such adapter."""
+    """Returns an adapter's table of requirements, or None if this build has no such adapter."""
     path = Path(__file__).parent / _TABLES[name]
     spec = importlib.util.spec_from_file_location(f"_nvfp4_moe_{name}_requirements", path)
     if not path.is_file() or spec is None or spec.loader is None:
@@ -97,7 +101,7 @@ def _adapter(name: str, version: str) -> Engine:
 
 
 def report() -> list[Engine]:
-    """The engines in a fixed order, installed or not. Reads files; imports no engine."""
+    """Reports on all known engines in a fixed order, installed or not. Reads files only."""
     rows = []
     for name in _ENGINES:
         version = _version(name)
@@ -111,10 +115,12 @@ def report() -> list[Engine]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The report as text or, with --json, {"nvfp4_moe": {"version", "built_with_cuda", "note"}, "python", "mode", "engines"}.
-    Returns 0."""
+    """Prints the report and returns 0.
+
+    With --json it is {"nvfp4_moe": {"version", "built_with_cuda", "note"}, "python", "mode", "engines"}.
+    """
     parser = argparse.ArgumentParser(prog="python -m nvfp4_moe.engines", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="one object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     asked = parser.parse_args(arguments)
     rows = report()
     mode = os.environ.get("NVFP4_MOE_MODE", "auto")

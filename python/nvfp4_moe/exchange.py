@@ -1,4 +1,4 @@
-"""Exchanges over a caller's own communication: a Python function, or torch.distributed on host memory."""
+"""Exchanges over the caller's communication: a Python function, or torch.distributed on host memory."""
 
 from __future__ import annotations
 
@@ -9,36 +9,48 @@ from typing import Any
 
 from ._core import Exchange, connect_exchange
 
-# How long ranks whose transfer failed wait for each other's word, to find out who is gone: failures of one transfer
-# arrive on all ranks within a moment of each other, or all by the same timeout.
+# After a failed transfer, ranks wait this long for reports from the others to find out which rank is gone. All ranks
+# see one failed transfer at nearly the same time, or time out together.
 _ROLL_CALL_SECONDS = 3.0
 
 AllToAll = Callable[[memoryview, "list[int]", memoryview, "list[int]", float], None]
 
 
 def callback_exchange(all_to_all_v: AllToAll, rank: int, world: int, *, timeout: float = 30.0) -> Exchange:
-    """This process as a rank over all_to_all_v(send, send_bytes, recv, recv_bytes, timeout).
+    """Connects this process to the other ranks through a Python function that exchanges bytes. Waits for all ranks.
 
-    send and recv are memoryviews of bytes, a block for and from each rank in order, this one included; send_bytes and
-    recv_bytes their sizes (if all are 0 the view has one byte, which means nothing). The function returns once recv is filled, within timeout seconds; what it raises ends the
-    exchange with its text, so it names the rank that is missing if it knows it. It keeps neither view. It is called
-    from the thread that calls a layer, one call at a time.
+    Args:
+        all_to_all_v: Called as all_to_all_v(send, send_bytes, recv, recv_bytes, timeout). send and recv are memoryviews
+            with one block for (from) each rank in order, including this one; send_bytes and recv_bytes are the blocks'
+            sizes. If all sizes are 0 the view still has one byte; ignore it. The function returns when recv is filled,
+            within timeout seconds. It must not keep the views. An exception ends the exchange with the exception's
+            text, so name the missing rank there if it is known. It is called one call at a time, from the thread that
+            calls a layer.
+        rank: This rank, from 0.
+        world: The number of ranks.
+        timeout: Seconds to wait for the other ranks.
 
-    The function reports a rank that died only in a call. Ranks of one host also poll each other's processes, so that such a
-    rank is named within a second while others make no call and replay graphs. Nothing listens and nothing is connected for it.
+    The function can report a dead rank only during a call. Ranks on one host also poll each other's processes, so a
+    rank that dies while the others replay graphs is named within a second. This opens no connection.
 
-    Waits for all ranks. Raises IoError with the function's failure, ValueError if ranks disagree who they are.
+    Raises:
+        IoError: The function failed.
+        ValueError: The ranks disagree on rank or world.
     """
     return connect_exchange(all_to_all_v, rank, world, timeout)
 
 
 def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
-    """This process's rank of a torch.distributed group (None: all ranks), over a gloo group of its own.
+    """Connects the ranks of a torch.distributed group through a new gloo group.
 
-    Collective: every rank of the group calls it; others need not. A transfer that fails or takes longer than timeout
-    seconds (half an hour if ranks that open or rearrange a layer wait for the slowest to load) ends all ranks, and
-    names the ranks that did not report in the seconds after. On one host ranks poll each other's processes, as in
-    callback_exchange.
+    Collective: every rank of the group calls it; others need not. A transfer that fails or times out ends the exchange
+    on all ranks, and the error names the ranks that did not report in the following seconds. Ranks on one host also
+    poll each other's processes, as in callback_exchange.
+
+    Args:
+        group: The group; None for all ranks.
+        timeout: Seconds that a transfer may take. While a layer is opened or rearranged, ranks wait half an hour for
+            the slowest one to load.
     """
     import torch
     from torch import distributed
@@ -48,7 +60,7 @@ def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
         ranks, backend="gloo", timeout=datetime.timedelta(seconds=timeout), use_local_synchronization=True
     )
     rank, world = distributed.get_rank(own), len(ranks)
-    # By the group's name, which its ranks have alike and no other group has: the words of an exchange that failed stay there.
+    # Keys are prefixed by the group's name, which is unique: reports of a failed exchange stay in the store.
     store = distributed.PrefixStore(
         f"nvfp4_moe_exchange/{own.group_name}", distributed.distributed_c10d._get_default_store()
     )
@@ -61,12 +73,13 @@ def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
             while silent and time.monotonic() < deadline:
                 silent = [other for other in silent if not store.check([f"failed/{other}"])]
                 time.sleep(0.05)
-        except Exception as gone:  # the store's own process may be the one that is missing
+        except Exception as gone:  # the missing process may be the one that hosts the store
             return f"; nor does the store of torch.distributed answer ({gone})"
         return f"; no word from rank {', '.join(map(str, silent))}" if silent else ""
 
-    # The last transfer; nobody reads it. gloo's thread drops its references some time after wait() returns. If they were
-    # the last ones, that thread would need Python's lock to free these views, and a process that is just ending aborts.
+    # Keeps the last transfer alive; it is not read. gloo's thread drops its references some time after wait() returns.
+    # If they were the last ones, that thread would need Python's lock to free these views, and a process that is just
+    # ending would abort.
     kept: list[Any] = []
 
     def all_to_all_v(
@@ -74,8 +87,8 @@ def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
     ) -> None:
         source = torch.frombuffer(send, dtype=torch.uint8)[: sum(send_bytes)]
         target = torch.frombuffer(recv, dtype=torch.uint8)[: sum(recv_bytes)]
-        # The limit goes into the operation, which all_to_all_single has no argument for. Work.wait(limit) would not do: it
-        # gives up while gloo may still write to recv, and does not lift the group's own timeout.
+        # The limit is an option of the operation, and all_to_all_single has no argument for it. Work.wait(limit) would
+        # not do: it returns while gloo may still write to recv, and it does not extend the group's own timeout.
         options = distributed.AllToAllOptions()
         options.timeout = datetime.timedelta(seconds=limit)
         try:

@@ -1,4 +1,5 @@
-"""MoeLayer and Nvfp4Linear: layers that are complete once they are made, over the compiled module's."""
+# Long because the docstring of every method is its reference.
+"""MoeLayer: opens, runs and changes one MoE layer. Built on the compiled module's Layer."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ ProgressFn = Callable[[dict[str, Any]], "bool | None"]
 
 
 def _largest(scale: Any) -> float | None:
-    """An activation scale: one number, or the maximum over an array of every expert's."""
+    """One activation scale for the layer: the number given, or the maximum of an array over all experts."""
     if scale is None or isinstance(scale, (int, float)):
         return scale
     values = cast(scale, "float64")
@@ -38,8 +39,10 @@ def _scale_pair(input_scale: Any) -> tuple[float | None, float | None] | None:
 
 @contextlib.contextmanager
 def _sent_to_ranks(exchange: _core.Exchange | None) -> Iterator[None]:
-    """What fails within, before a collective opening, is said to the other ranks, who wait; the library's own failures are
-    raised as all ranks raise them."""
+    """Broadcasts an exception raised before a collective open, so that waiting ranks fail too.
+
+    An error of the library is then raised as the error that all ranks raise.
+    """
     try:
         yield
     except BaseException as raised:
@@ -60,15 +63,16 @@ def _parallel(
 
 
 def _bias_arrays(biases: Any) -> tuple[Any, Any, Any] | None:
-    """(gate, up, down) as row-major float32 arrays of the host; gate stays None in a layer without one.
+    """Converts (gate, up, down) to row-major float32 arrays on the host. gate stays None in a layer without one.
 
-    Arrays of integers are refused: uint16 might be the bits of bfloat16."""
+    Integer arrays are refused: uint16 might be the bits of bfloat16.
+    """
     if biases is None:
         return None
     if not isinstance(biases, (tuple, list)) or len(biases) != 3:
         raise _core.InvalidArgument(f"biases: expected None or (gate, up, down), got {type(biases).__name__}")
     for name, bias in zip(("gate", "up", "down"), biases, strict=True):
-        dtype = str(getattr(bias, "dtype", "float")).removeprefix("torch.")  # a list's numbers are taken as they are
+        dtype = str(getattr(bias, "dtype", "float")).removeprefix("torch.")  # lists of numbers are accepted
         if "float" not in dtype:
             raise _core.InvalidArgument(f"biases {name}: expected float32, float16, bfloat16 or float64, got {dtype}")
     gate, up, down = (None if bias is None else cast(bias, "float32") for bias in biases)
@@ -76,11 +80,12 @@ def _bias_arrays(biases: Any) -> tuple[Any, Any, Any] | None:
 
 
 class MoeLayer(_core.Layer):
-    """One MoE layer's local experts, packed for a backend, ready to run.
+    """One MoE layer: this rank's experts, packed for a backend and ready to run.
 
-    Made by from_tensors, from_checkpoint or from_bf16; run(hidden, topk_ids, topk_weights) computes it. All layers of a
-    process share one pool of threads (NVFP4_MOE_THREADS, else one per core) and one workspace per device and stream, of
-    the size that the largest run took; release_workspaces() gives them back.
+    Open one with from_tensors, from_checkpoint or from_bf16, then call run(hidden, topk_ids, topk_weights).
+
+    All layers of a process share one pool of threads (NVFP4_MOE_THREADS, else one per core) and one workspace per
+    device and stream, as large as the largest run needed. release_workspaces() frees the workspaces.
     """
 
     @classmethod
@@ -103,31 +108,43 @@ class MoeLayer(_core.Layer):
         placement: Sequence[int] | None = None,
         progress: ProgressFn | None = None,
     ) -> MoeLayer:
-        """From NVFP4 arrays of E_local experts, H hidden_size, I intermediate_size.
+        """Opens a layer from NVFP4 arrays of E_local experts.
 
-        gate, up, down: (codes, scales, tensor_scale): codes uint8 (E_local, rows, K/2), scales uint8 or float8_e4m3fn
-          (E_local, rows, K/16), tensor_scale float32 (E_local) or one number; rows, K = I, H for gate and up, H, I for
-          down. gate is None with activation "relu2", here and in biases. Experts and rows may lie apart, so that gate and
-          up may be halves of one (E, 2I, H/2) tensor. The arrays are copied one expert at a time and not kept: they are
-          the caller's again on return. Tensors that all lie on the layer's GPU are packed there, after what their
-          framework's current stream holds; those of another device go through the host.
-        biases: (gate (E_local, I), up (E_local, I), down (E_local, H)) of float dtypes, taken as float32; needed by
-          config.expert_biases, else None. Slices of one (E, 2I) array will do.
-        input_scale: (hidden, intermediate) of the checkpoint, each a number, None, or an array over ALL experts of the
-          layer, of which the maximum counts. Needed by activation_scale "static" and "compat".
-        first_expert: global id of the first local expert. max_tokens: the most that run will get.
-        device: "cpu" or "cuda:N". backend: "auto", or a name of explain().
-        exchange: this rank's end of several (docs/how-to/expert-parallel.md), on the CPU, or on GPUs behind
-          exchange.use_nccl or exchange.use_peers; the arrays then hold all experts, of which a rank reads its own, or
-          those of this rank's slots in their order (arrays of num_experts experts are always read by global id, also if
-          a rank has as many slots in another order), first_expert is 0, and opening and run are collective. combine:
-          "all_to_all" (each rank has tokens of its own; the bits of one rank) or "all_reduce" (all have the same tokens). capacity: under all_to_all the most tokens from one rank to another, 0
-          for as many as come. placement: the expert of each slot, rank by rank, redundant ones too; None is contiguous
-          ranges.
-        progress gets a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s); returning False cancels.
+        Shapes below use H = hidden_size and I = intermediate_size.
 
-        Raises ValueError (shapes, dtypes, options), BadInput (scales that are NaN or negative), Unsupported (no backend
-        takes it), OutOfMemory, Cancelled.
+        Args:
+            config: The layer's sizes and options.
+            gate, up, down: (codes, scales, tensor_scale) each: uint8 (E_local, rows, K/2); uint8 or float8_e4m3fn
+                (E_local, rows, K/16); float32 (E_local,) or one number. (rows, K) is (I, H) for gate and up and (H, I)
+                for down. gate is None with activation "relu2". Experts and rows may have strides, so gate and up may
+                be halves of one (E, 2I, H/2) tensor. The arrays are copied one expert at a time and not kept. If all
+                are on the layer's GPU they are packed there, after the work in their framework's current stream;
+                arrays on another device go through the host.
+            biases: (gate (E_local, I), up (E_local, I), down (E_local, H)) of float dtypes, converted to float32. Give
+                them if config.expert_biases is set, else None. Slices of one (E, 2I) array are fine.
+            input_scale: The checkpoint's activation scales (hidden, intermediate). Each is a number, None, or an array
+                over ALL experts of the layer, whose maximum is used. Required by activation_scale "static" and
+                "compat".
+            first_expert: Global id of the first local expert.
+            max_tokens: The most tokens a run may have.
+            device: "cpu" or "cuda:N".
+            backend: "auto", or a name from explain().
+            exchange: This rank's connection to the other ranks (docs/how-to/expert-parallel.md), on the CPU, or on GPUs
+                after exchange.use_nccl or exchange.use_peers. Opening and run are then collective and first_expert is
+                0. The arrays hold all experts by global id, or only the experts of this rank's slots in slot order.
+                Arrays of num_experts experts are always read by global id.
+            combine: "all_to_all" (each rank has its own tokens; the result has the bits of one rank) or "all_reduce"
+                (all ranks have the same tokens).
+            capacity: With all_to_all, the most tokens from one rank to another; 0 for no limit.
+            placement: The expert of each slot, rank by rank, including redundant copies. None is contiguous ranges.
+            progress: Called with a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s). Return False to
+                cancel.
+
+        Raises:
+            ValueError: Wrong shapes, dtypes or options.
+            BadInput: A scale is NaN or negative.
+            Unsupported: No backend takes the layer.
+            OutOfMemory, Cancelled: Memory ran out, or progress returned False.
         """
         with _sent_to_ranks(exchange):
             json_text, bias_arrays, scales = config.to_json(), _bias_arrays(biases), _scale_pair(input_scale)
@@ -169,12 +186,18 @@ class MoeLayer(_core.Layer):
         placement: Sequence[int] | None = None,
         progress: ProgressFn | None = None,
     ) -> MoeLayer:
-        """From bfloat16, float16 or float32 weights, quantized to NVFP4 one expert at a time as they are packed.
+        """Opens a layer from float weights, which are quantized to NVFP4 one expert at a time.
 
-        gate (None without one), up: (E_local, I, H), down: (E_local, H, I): all in host memory, of any strides, or all on
-        the layer's GPU, contiguous along the last dimension, where they are quantized to the same bytes without a way through the host.
-        Each matrix gets a tensor scale of its own, amax/2688. Everything else as in from_tensors; BadInput also if a
-        weight is NaN or Inf.
+        Args:
+            gate, up, down: bfloat16, float16 or float32 (E_local, I, H), (E_local, I, H) and (E_local, H, I). gate is
+                None with activation "relu2". All are in host memory, with any strides, or all on the layer's GPU,
+                contiguous along the last dimension. On the GPU they are quantized to the same bytes without passing
+                through the host. Each matrix gets its own tensor scale, amax/2688.
+
+        The other arguments are those of from_tensors.
+
+        Raises:
+            BadInput: A weight is NaN or Inf. Otherwise as from_tensors.
         """
         with _sent_to_ranks(exchange):
             json_text, bias_arrays, scales = config.to_json(), _bias_arrays(biases), _scale_pair(input_scale)
@@ -221,21 +244,31 @@ class MoeLayer(_core.Layer):
         accept_tensors: Sequence[str] = (),
         **options: Any,
     ) -> MoeLayer:
-        """One MoE layer of a model directory or GGUF file; only its local experts' weights are read.
+        """Opens one MoE layer of a checkpoint. Only the weights of the local experts are read.
 
-        checkpoint: a directory or file, or an open nvfp4_moe.Checkpoint (which several layers may share). expert_count 0
-        with first_expert 0: all. intermediate_slice: (first, count) of the intermediate dimension, multiples of 16 (tensor
-        parallel). activation_format: "auto" is what the checkpoint declares for these experts or a more precise format that
-        the backend multiplies as fast (nvfp4_moe.choose_activation_format); describe()["activations"] has why. options:
-        other fields of MoeConfig that differ from the checkpoint's, for example batch_invariant=True; not its sizes, except
-        shared_intermediate_size=0, which leaves the shared expert out.
-        cache_directory: where packed layers are kept and read from on the next start. cache_checksum: the checkpoint is
-        known by all its bytes, not by its files' place, times and samples. cache_trusted: packed bytes are read
-        without their hash being compared. exchange, combine, capacity, placement: as in from_tensors; beside an exchange
-        there is neither a slice nor a cache. gate_up_order, accept_tensors: as nvfp4_moe.Checkpoint takes them, which is
-        where they go if the checkpoint is open already.
+        Args:
+            checkpoint: A model directory, a safetensors or GGUF file, or an open nvfp4_moe.Checkpoint, which several
+                layers may share.
+            layer: The layer's number in the model.
+            first_expert, expert_count: The local experts, by global id. 0, 0 means all.
+            intermediate_slice: (first, count) of the intermediate dimension, multiples of 16, for tensor parallel.
+            activation_format: "auto" takes the format that the checkpoint declares for these experts, or a more precise
+                one that the backend multiplies as fast (nvfp4_moe.choose_activation_format).
+                describe()["activations"] gives the reason.
+            cache_directory: Keeps packed layers here and reads them on the next start.
+            cache_checksum: Identifies the checkpoint by all its bytes, instead of its files' paths, times and samples.
+            cache_trusted: Reads packed bytes without comparing their hash.
+            exchange, combine, capacity, placement: As in from_tensors. An exchange excludes a slice and a cache.
+            gate_up_order, accept_tensors: As in nvfp4_moe.Checkpoint. Give them there if the checkpoint is already
+                open.
+            options: Other fields of MoeConfig that replace the checkpoint's, for example batch_invariant=True. Not the
+                sizes, except shared_intermediate_size=0, which leaves the shared expert out.
 
-        Raises what from_tensors raises, BadInput if the files are broken, IoError.
+        The other arguments are those of from_tensors.
+
+        Raises:
+            BadInput: The files are broken. Otherwise as from_tensors.
+            IoError: A file cannot be read.
         """
         with _sent_to_ranks(exchange):
             if not isinstance(checkpoint, _core.Checkpoint):
@@ -280,28 +313,43 @@ class MoeLayer(_core.Layer):
     def replace_expert(
         self, local_expert: int, gate: Any, up: Any, down: Any, biases: Any = None, *, stream: Any = None
     ) -> None:
-        """New weights for one expert, in place: each (codes uint8 (rows, K/2), scales uint8 (rows, K/16), tensor_scale),
-        contiguous, all in host memory or all on the layer's device; gate None in a layer without one. biases: (gate (I),
-        up (I), down (H)) with expert_biases, else None. local_expert -1 is the shared one, which has no biases.
+        """Replaces the weights of one expert in place.
 
-        stream: of a layer on a GPU, the stream that runs or replays it, an integer or a stream object. What was enqueued
-        there before has the old expert, what comes after it the new one, each of them whole. Other streams that run the
-        layer are ordered by events, before and after (docs/explanation/cuda.md). The arrays are the caller's again on return.
-        None: waits for all work of the device. ValueError then if a graph has captured the layer, since a replay could
-        begin meanwhile.
-        Raises Busy while a run is in flight; BadInput on illegal scales and biases that are not finite, and the expert is
-        as it was. On a GPU it takes 8 MiB while it works, with a stream the packed expert's size more.
+        Args:
+            local_expert: Index among the local experts; -1 is the shared expert, which has no biases.
+            gate, up, down: (codes uint8 (rows, K/2), scales uint8 (rows, K/16), tensor_scale) each, contiguous, all in
+                host memory or all on the layer's device. gate is None in a layer without one. The arrays are free for
+                reuse on return.
+            biases: (gate (I,), up (I,), down (H,)) if config.expert_biases is set, else None.
+            stream: For a layer on a GPU, the stream that runs or replays it: an integer or a stream object. Work
+                enqueued there before the call uses the old expert, work after it the new one, never a mixture. Order
+                other streams that run the layer with events, before and after (docs/explanation/cuda.md). None waits
+                for all work of the device.
+
+        On a GPU the call uses 8 MiB of memory while it works, and with a stream also the packed expert's size.
+
+        Raises:
+            Busy: A run is in flight.
+            BadInput: A scale is illegal or a bias is not finite. The old expert stays.
+            ValueError: Wrong shapes or dtypes, or stream is None although a graph has captured the layer, since a
+                replay could begin during the call.
         """
         _core.replace_expert(self, local_expert, gate, up, down, _bias_arrays(biases), stream)
 
     def rearrange_tensors(self, placement: Sequence[int], *, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
-        """rearrange(), of arrays of all experts by global id, with from_tensors' shapes and dtypes, of which a rank reads what
-        is new to its slots."""
+        """Does what rearrange() does, with weights from NVFP4 arrays.
+
+        The arrays hold all experts by global id, in the shapes and dtypes of from_tensors. A rank reads only the
+        experts that are new to its slots.
+        """
         _core.rearrange_tensors(self, [int(expert) for expert in placement], gate, up, down, _bias_arrays(biases))
 
     def rearrange_bf16(self, placement: Sequence[int], *, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
-        """rearrange(), of arrays of all experts by global id, with from_bf16's shapes and dtypes: what is new to this rank's
-        slots is quantized."""
+        """Does what rearrange() does, with float weights.
+
+        The arrays hold all experts by global id, in the shapes and dtypes of from_bf16. A rank quantizes only the
+        experts that are new to its slots.
+        """
         _core.rearrange_floats(self, [int(expert) for expert in placement], gate, up, down, _bias_arrays(biases))
 
     def run_logits(
@@ -319,11 +367,20 @@ class MoeLayer(_core.Layer):
         shared_weights: Any = None,
         workspace: Any = None,
     ) -> Any:
-        """select_experts(logits, router), then run on what it chose, as one call with the same bits; returns out.
+        """Selects experts from router logits and runs the layer on them, in one call.
 
-        topk: the arrays (topk_ids, topk_weights) to write, else they are made. The router is of the layer's num_experts
-        and top_k; the other arrays are as select_experts and run have them, all on the layer's device. Raises what both
-        raise.
+        The result has the same bits as select_experts(logits, router) followed by run.
+
+        Args:
+            hidden, out, stream, shared_weights, workspace: As in run.
+            logits, correction_bias, token_ids, hash_table: As in select_experts, on the layer's device.
+            router: The router; its num_experts and top_k are the layer's.
+            topk: Arrays (topk_ids, topk_weights) to write. None makes them.
+
+        Returns:
+            out.
+
+        Raises what select_experts and run raise.
         """
         if not isinstance(router, RouterConfig):
             raise TypeError(f"router: expected a RouterConfig, got {type(router).__name__}")
@@ -348,11 +405,11 @@ class MoeLayer(_core.Layer):
         return MoeConfig.from_json(self.config_json())
 
     def describe(self) -> dict[str, Any]:
-        """Describes the layer: backend, kernels (by step), every option of the config, sizes in bytes, notes.
+        """Describes the layer: backend, kernels by step, every option of the config, sizes in bytes, notes.
 
-        "activations" is {"format", "declared" by the checkpoint (None for a layer of arrays), "because"}.
-        "activation_scale" is {"hidden": how, "intermediate": how}: "dynamic_token", the number that all rows share, or
-        None if nothing is quantized. A note says so if this build has no CUDA and the machine has a GPU.
+        "activations" is {"format", "declared", "because"}. "declared" is None for a layer opened from arrays.
+        "activation_scale" is {"hidden", "intermediate"}. Each is "dynamic_token", the number that all rows share, or
+        None if nothing is quantized. The notes include a warning if the machine has a GPU but this build has no CUDA.
         """
         described: dict[str, Any] = json.loads(self.describe_json())
         if note := missing_cuda():
@@ -360,9 +417,14 @@ class MoeLayer(_core.Layer):
         return described
 
     def describe_run(self, tokens: int) -> dict[str, Any]:
-        """Describes a run of that many bfloat16 tokens: {"backend", "tokens", "steps": kernel by step,
-        "workspace_bytes"}. On a GPU "steps" is the plan that each run makes: how it routes, the configuration of both
-        GEMMs, what is fused. ValueError unless 0 <= tokens <= max_tokens.
+        """Describes how a run of `tokens` bfloat16 tokens would be computed.
+
+        Returns:
+            {"backend", "tokens", "steps", "workspace_bytes"}. "steps" maps each step to its kernel. On a GPU it is the
+            run's plan: how it routes, the configuration of both GEMMs, what is fused.
+
+        Raises:
+            ValueError: tokens is not in 0..max_tokens.
         """
         described: dict[str, Any] = json.loads(self.describe_run_json(tokens))
         return described

@@ -9,7 +9,10 @@ from . import _core
 
 
 class Nvfp4Linear(_core.Linear):
-    """A dense NVFP4 linear y = x W^T through the same kernels, for attention projections kept in NVFP4."""
+    """A dense linear layer y = x W^T with NVFP4 weights, for example an attention projection.
+
+    It uses the same kernels as MoeLayer.
+    """
 
     @classmethod
     def from_tensors(
@@ -24,9 +27,22 @@ class Nvfp4Linear(_core.Linear):
         device: str = "cpu",
         backend: str = "auto",
     ) -> Nvfp4Linear:
-        """From weight = (codes uint8 (out_features, in_features/2), scales uint8 (out_features, in_features/16),
-        tensor_scale float) on the host, which is copied. The options are those of MoeConfig for hidden; input_scale is
-        needed by activation_scale "static" and "compat". Raises ValueError, BadInput, Unsupported, OutOfMemory.
+        """Opens a linear layer from NVFP4 arrays.
+
+        Args:
+            weight: (codes, scales, tensor_scale): uint8 (out_features, in_features/2), uint8 (out_features,
+                in_features/16) and a float, on the host. They are copied.
+            activation_format, activation_scale, static_headroom: As in MoeConfig.
+            input_scale: Required by activation_scale "static" and "compat".
+            max_tokens: The most tokens a run may have.
+            device: "cpu" or "cuda:N".
+            backend: "auto", or a name from explain().
+
+        Raises:
+            ValueError: Wrong shapes, dtypes or options.
+            BadInput: A scale is illegal.
+            Unsupported: No backend takes the layer.
+            OutOfMemory: Memory ran out.
         """
         codes = weight[0]
         if len(codes.shape) != 2:
@@ -50,7 +66,10 @@ class Nvfp4Linear(_core.Linear):
         )
 
     def describe(self) -> dict[str, Any]:
-        """backend, rows, cols, tensor_scale, activation_format, activation_scale, fp8_weights (under fp8 how many weights
-        E4M3 rounds, and its shift; else None), sizes in bytes, notes."""
+        """Describes the layer: backend, rows, cols, tensor_scale, activation format and scale, sizes in bytes, notes.
+
+        "fp8_weights" is None unless activations are fp8. Then it has the number of weights that E4M3 rounds, and the
+        shift.
+        """
         described: dict[str, Any] = json.loads(self.describe_json())
         return described

@@ -1,4 +1,7 @@
-"""Routers: hidden to logits, and these to the experts of each token and their weights (docs/explanation/numerics.md, section 12)."""
+"""Routers: compute logits from hidden, and select each token's experts and weights from logits.
+
+docs/explanation/numerics.md, section 12, defines what is computed.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,24 @@ from . import _core
 
 @dataclasses.dataclass(frozen=True)
 class RouterConfig:
-    """How a model's router chooses. Checked when it is made; ValueError names the field, what is legal and what came.
+    """How a model's router selects and weighs experts. The fields are checked when the object is made.
 
-    num_experts: 1 to 1024. top_k: experts per token, 1 to 32.
-    scoring, of a logit x: "softmax" over all experts, with renormalize over the chosen ones alone; "sigmoid"
-      1/(1+e^-x); "sqrt_softplus" sqrt(log(1+e^x)).
-    renormalize: weights are divided by their sum plus renormalize_epsilon, which is 0 with softmax. routed_scaling_factor:
-      multiplies every weight after that.
-    num_expert_group, topk_group: num_expert_group equal groups of experts, at most 32; the best topk_group of them are kept.
-    group_score: "max", the best expert of the group; "top2_sum", the two best together.
-    correction_bias: the call brings a bias that is added to the scores for the selection, and not to the weights.
-    hash_routing: the call brings token ids and a table of each token's experts; the scores only weigh them.
+    Attributes:
+        num_experts: 1 to 1024.
+        top_k: Experts per token, 1 to 32.
+        scoring: The score of a logit x: "softmax" over all experts (with renormalize, over the chosen experts only);
+            "sigmoid" 1/(1+e^-x); or "sqrt_softplus" sqrt(log(1+e^x)).
+        renormalize: Divides the weights by their sum plus renormalize_epsilon.
+        renormalize_epsilon: Must be 0 with softmax, and without renormalize.
+        routed_scaling_factor: Multiplies every weight after renormalization.
+        num_expert_group: The number of equal groups of experts, at most 32.
+        topk_group: How many groups are kept; experts of the others are not selected.
+        group_score: A group's score: "max", its best expert, or "top2_sum", the sum of its two best.
+        correction_bias: Calls pass a bias that is added to the scores for the selection, but not to the weights.
+        hash_routing: Calls pass token ids and a table of each token's experts. The scores only weigh these experts.
+
+    Raises:
+        ValueError: Names the field, the legal values and what it got.
     """
 
     num_experts: int
@@ -56,10 +66,15 @@ class RouterConfig:
 
     @classmethod
     def from_model_config(cls, config: Mapping[str, Any], layer: int | None = None) -> RouterConfig:
-        """The router of a model, from its config.json as a dict.
+        """Reads the router of a model from its config.json.
 
-        layer: needed if layers have different routers (the hash layers of DeepSeek-V4). Raises Unsupported for a model
-        type whose router is not known, or an option of one that is not computed; BadInput if a field is missing.
+        Args:
+            config: The content of config.json.
+            layer: Required if layers have different routers, such as the hash layers of DeepSeek-V4.
+
+        Raises:
+            Unsupported: The model type's router is not known, or an option selects one that is not implemented.
+            BadInput: A field is missing.
         """
         outer = _model_type(config)
         language: Mapping[str, Any] = config
@@ -74,20 +89,28 @@ class RouterConfig:
                 fields = _Fields(language, model_type)
                 return cls(num_experts=fields.experts(), top_k=fields.top_k(), **_ROUTERS[model_type](fields, layer))
         raise _core.Unsupported(
-            f"config.json model_type {outer!r}: expected one of {', '.join(_ROUTERS)}, whose routers are known"
+            f"config.json model_type: expected a type whose router is known (docs/how-to/python.md lists them), got {outer!r}"
         )
 
 
 def router_gemm(hidden: Any, weight: Any, *, logits_dtype: str = "bfloat16", out: Any = None) -> Any:
-    """A router's logits (T, num_experts) of few tokens: hidden (T, H) times the transposed weight (num_experts, H).
+    """Computes a router's logits for a small number of tokens: hidden times the transposed weight.
 
-    Both bfloat16 and on one device, H a multiple of 8, rows aligned to 16 bytes; rows of hidden may lie apart. logits_dtype:
-    "bfloat16", rounded once, or "float32". out: the array to write, contiguous, whose type rules; else it is made.
+    Sums are fp32 in an order that depends only on H, so a token's logits have the same bits in every batch, on every
+    host and GPU. On a GPU it is one kernel in torch's current stream, which a CUDA graph can capture. It is meant for
+    the few tokens of a decode step: it reads the weights again for every 8 tokens.
 
-    Sums are fp32, in an order that depends on H alone: a token's logits have the same bits in every batch, on every host and
-    GPU. Tensors on a GPU stay there: one kernel in torch's current stream that a CUDA graph can hold. It is made for the
-    few tokens of a decode step, and reads the weights again for every 8 of them. Raises ValueError on shapes, dtypes,
-    addresses and devices.
+    Args:
+        hidden: bfloat16 (T, H), H a multiple of 8. Rows may have a stride; each is aligned to 16 bytes.
+        weight: bfloat16 (num_experts, H), on the same device.
+        logits_dtype: "bfloat16" (rounded once) or "float32".
+        out: A contiguous array to write, which then determines the dtype. None makes one.
+
+    Returns:
+        (T, num_experts) of logits_dtype.
+
+    Raises:
+        ValueError: Wrong shapes, dtypes, alignment or devices.
     """
     return _core.router_gemm(hidden, weight, logits_dtype, out)
 
@@ -103,17 +126,28 @@ def select_experts(
     out: tuple[Any, Any] | None = None,
     bad_ids: Any = None,
 ) -> tuple[Any, Any]:
-    """Router logits (T, num_experts) of float32, float16 or bfloat16 to (topk_ids, topk_weights), both (T, top_k).
+    """Selects each token's experts and their weights from router logits.
 
-    topk_ids: int32 or int64 (ids_dtype), best expert first; of equal scores the lower id comes first. topk_weights:
-    float32. correction_bias: float32 (num_experts), with config.correction_bias. token_ids int32 or int64 (T,) and
-    hash_table int32 or int64 (vocab_size, top_k): with config.hash_routing. out: the two arrays to write, contiguous;
-    else they are made, of logits' framework. bad_ids: int64 (1,), to which token ids outside the vocabulary and table
-    entries that name no expert are added; their ids are -1 and their weights 0.
+    On a GPU it is one kernel in torch's current stream, which a CUDA graph can capture. The result has the same bits
+    as on the host. A NaN sorts after every number, and the weights of its token are NaN.
 
-    A NaN orders after every number, and the weights of its token are NaN. Rows of logits may lie apart. Tensors on a GPU
-    stay there: one kernel in torch's current stream, with the host's bits, that a CUDA graph can hold. Raises ValueError
-    on shapes, dtypes and devices.
+    Args:
+        logits: (T, num_experts) of float32, float16 or bfloat16. Rows may have a stride.
+        config: The router.
+        correction_bias: float32 (num_experts,), if config.correction_bias is set.
+        token_ids: int32 or int64 (T,), if config.hash_routing is set.
+        hash_table: int32 or int64 (vocab_size, top_k), if config.hash_routing is set.
+        ids_dtype: The dtype of topk_ids, "int32" or "int64".
+        out: Contiguous arrays (topk_ids, topk_weights) to write. None makes them.
+        bad_ids: int64 (1,). Its value grows by the number of token ids outside the vocabulary and table entries that
+            are no expert's id. Their ids become -1 and their weights 0.
+
+    Returns:
+        (topk_ids, topk_weights): integers and float32, both (T, top_k). The best expert comes first; of equal scores,
+        the lower id.
+
+    Raises:
+        ValueError: Wrong shapes, dtypes or devices.
     """
     if not isinstance(config, RouterConfig):
         raise TypeError(f"config: expected a RouterConfig, got {type(config).__name__}")
@@ -122,7 +156,7 @@ def select_experts(
     )
 
 
-# ---- the routers of model types
+# ---- routers by model type
 
 
 def _model_type(config: Mapping[str, Any]) -> str:
@@ -130,13 +164,13 @@ def _model_type(config: Mapping[str, Any]) -> str:
 
 
 class _Fields:
-    """The fields of a config.json that a router needs: none has a default here, since models of one type differ."""
+    """The fields of a config.json that a router needs. None has a default, because models of one type differ."""
 
     def __init__(self, config: Mapping[str, Any], model_type: str) -> None:
         self._config, self._model_type = config, model_type
 
     def get(self, *names: str) -> Any:
-        """The first of several spellings that is there and not null; None if none is."""
+        """Returns the value of the first of several spellings that is present and not null, else None."""
         return next((self._config[name] for name in names if self._config.get(name) is not None), None)
 
     def _need(self, kind: type, *names: str) -> Any:
@@ -164,7 +198,7 @@ class _Fields:
         return self.integer("num_experts_per_tok", "num_experts_per_token")
 
     def expect(self, name: str, value: Any) -> None:
-        """Declines an option that says another router than the one that is computed; it may be left out."""
+        """Raises Unsupported if an option is present with another value than the implemented one."""
         given = self.get(name)
         if given is not None and given != value:
             raise _core.Unsupported(
@@ -189,7 +223,7 @@ def _sigmoid(fields: _Fields, layer: int | None) -> _Options:
 
 def _deepseek_v2(fields: _Fields, layer: int | None) -> _Options:
     fields.expect("scoring_func", "softmax")
-    fields.expect("norm_topk_prob", False)  # implementations differ in what the scaling factor does then
+    fields.expect("norm_topk_prob", False)  # if true, implementations differ in how they apply the scaling factor
     method = fields.get("topk_method")
     options: _Options = {"scoring": "softmax", "routed_scaling_factor": fields.number("routed_scaling_factor")}
     if method == "greedy":
@@ -245,7 +279,7 @@ def _minimax_m2(fields: _Fields, layer: int | None) -> _Options:
 
 
 def _minimax_m3(fields: _Fields, layer: int | None) -> _Options:
-    # The model multiplies the sum of the experts' rows; a weight of each is the same number.
+    # The model scales the sum of the experts' rows. Scaling each weight gives the same.
     return _minimax_m2(fields, layer) | {"routed_scaling_factor": fields.number("routed_scaling_factor")}
 
 
@@ -279,7 +313,7 @@ _ROUTERS: dict[str, Callable[[_Fields, int | None], _Options]] = {
     "minimax_m3_vl": _minimax_m3,
     "minimax_m3_vl_text": _minimax_m3,
 }
-_UNKNOWN = "its router is not known here; a RouterConfig with its fields says what it computes"
+_UNKNOWN = "its router is not known here; make a RouterConfig from its fields instead"
 _DECLINED = dict.fromkeys(
     ("kimi_k3", "motif", "Motif", "glm5_next", "glm5_next_text", "qwen3_6_moe", "qwen3_6_moe_text"), _UNKNOWN
 )

@@ -9,31 +9,33 @@
     swiglu_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702,
                       bool interleaved=False, Tensor? row_weights=None, float? power_of_two=None)
                       -> (Tensor, Tensor, Tensor)
-    swizzle_scales(Tensor scales) -> Tensor
-    unswizzle_scales(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor
-    router_gemm(Tensor hidden, Tensor weight, *, ScalarType logits_dtype=bfloat16) -> Tensor
-    router_gemm.out(the same, Tensor(a!) out) -> ()
-    select_experts(Tensor logits, int top_k, str scoring="softmax", bool renormalize=False, float renormalize_epsilon=0.0,
+    swizzle_scales(Tensor scales) -> Tensor unswizzle_scales(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor
+    router_gemm(Tensor hidden, Tensor weight, *, ScalarType logits_dtype=bfloat16) -> Tensor router_gemm.out(the same,
+    Tensor(a!) out) -> () select_experts(Tensor logits, int top_k, str scoring="softmax", bool renormalize=False, float
+    renormalize_epsilon=0.0,
                    float routed_scaling_factor=1.0, int num_expert_group=1, int topk_group=1, str group_score="max",
                    Tensor? correction_bias=None, Tensor? token_ids=None, Tensor? hash_table=None, *,
                    ScalarType ids_dtype=int32) -> (Tensor topk_ids, Tensor topk_weights)
     select_experts.out(the same, Tensor(a!) topk_ids, Tensor(b!) topk_weights) -> ()
 
-handle is MoeLayer.handle or Nvfp4Linear.handle: an integer, so that nothing but tensors and numbers crosses the
-dispatcher, and a symbolic one, so that a graph compiled with dynamic=True serves every layer. It does not keep the layer alive; a handle whose layer is gone, or that
-none gave out, is a ValueError. Arguments are checked where the op runs, with the messages of MoeLayer.run.
+handle is MoeLayer.handle or Nvfp4Linear.handle. It is an integer, so that only tensors and numbers cross the
+dispatcher, and symbolic, so that a graph compiled with dynamic=True serves every layer. It does not keep the layer
+alive. An unknown handle, or one whose layer is gone, raises ValueError. Arguments are checked when the op runs, with
+the messages of MoeLayer.run.
 
 torch.ops.nvfp4.moe_gemm and its out form are moe_layer under the predecessor's name.
 
-Every op has a fake implementation, breaks no graph (torch.compile(fullgraph=True)), takes symbolic token counts, and
-has no gradient. The out forms return nothing: an older torch compiles no custom op that returns what it writes, and under
-the tag by which torch 2.13 does (torch.Tag.out) its inductor puts them in the default's place, which fails where the token
-count is a symbol. Inputs must be contiguous.
+Every op has a fake implementation, works with torch.compile(fullgraph=True), takes symbolic token counts, and has no
+gradient. Inputs must be contiguous.
 
-No op takes a workspace: an argument that is written makes an op impure for every graph that holds it, while in torch's
-graphs a workspace comes out of the graph's own pool. MoeLayer.run takes one.
+The out forms return nothing. Older torch releases cannot compile a custom op that returns the tensor it writes. torch
+2.13 can, with torch.Tag.out, but its inductor then replaces the default form by the out form, which fails if the token
+count is symbolic.
 
-Source of the registration's form: torch.library's define/impl, which costs about half of its custom_op decorator.
+No op takes a workspace: an argument that is written would make the op impure in every graph. In torch's graphs a
+workspace comes from the graph's own pool. MoeLayer.run takes one.
+
+The ops are registered with define and impl of torch.library, which cost about half as much as its custom_op decorator.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ from .router import RouterConfig as _RouterConfig
 
 __all__ = ["library"]
 
-# Inputs reach the kernels with the strides they have in eager mode: contiguous, or they are refused there too.
+# Inputs keep the strides of eager mode in compiled graphs, so the same inputs are refused in both: non-contiguous ones.
 _TAGS = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
 _DEVICES = ("CPU", "CUDA")
 
@@ -66,8 +68,8 @@ library = torch.library.Library("nvfp4_moe", "DEF")
 def _op(
     schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], into: torch.library.Library = library
 ) -> None:
-    """Defines an op with one kernel for every device that a layer can live on, and its fake."""
-    name = schema.partition("(")[0]  # with its overload, which define's answer lacks
+    """Defines an op with one kernel for all devices, and its fake implementation."""
+    name = schema.partition("(")[0]  # includes the overload, which define()'s result lacks
     into.define(schema, tags=_TAGS)
     for device in _DEVICES:
         into.impl(name, kernel, device)
@@ -82,7 +84,7 @@ def _out_fake(*inputs: Any, out: Tensor) -> None:
 
 
 def _out_kernel(run: Callable[..., Tensor]) -> Callable[..., None]:
-    """The out form of an op."""
+    """Makes the out form of an op."""
 
     def run_into(*inputs: Any, out: Tensor) -> None:
         run(*inputs, out=out)
@@ -100,7 +102,7 @@ _op(
     _out_kernel(_core.moe_layer),
     _out_fake,
 )
-# The predecessor's name of it, for models that call it.
+# The predecessor's name for the op, for models that still call it.
 predecessor = torch.library.Library("nvfp4", "FRAGMENT")
 _op(
     "moe_gemm(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor",

@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 2 -m nvfp4_moe.verify MODEL
     torchrun --nproc-per-node 2 -m nvfp4_moe.verify MODEL --device cuda --over peers
 
-all_to_all has to give the bits of one rank. all_reduce adds the ranks' fp32 parts and rounds once to bf16: a relative L2
-difference of at most 2^-8, one rounding to bf16 on either side. `nvfp4-moe verify --ep` does the same for threads and MPI.
+all_to_all must give the same bits as one rank. all_reduce adds the ranks' fp32 partial results and rounds once to bf16.
+Its relative L2 difference must be at most 2^-8, one rounding to bf16 on either side. `nvfp4-moe verify --ep` does the
+same for threads and MPI.
 """
 
 from __future__ import annotations

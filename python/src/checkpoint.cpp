@@ -1,4 +1,4 @@
-// Checkpoints from Python: what inspect tells, the arrays of one expert; and explain.
+// Checkpoints from Python: inspect, and the arrays of one expert; also explain.
 #include "checkpoint/checkpoint.h"
 
 #include <nanobind/stl/optional.h>
@@ -24,7 +24,7 @@ namespace nvfp4_moe::internal::python {
 
 namespace {
 
-// A Checkpoint behind a plain constructor that throws.
+// A Checkpoint with a constructor that throws.
 class PyCheckpoint {
  public:
   PyCheckpoint(const std::string& path, const std::optional<std::string>& gate_up_order,
@@ -62,7 +62,7 @@ class PyCheckpoint {
       for (const Finding& finding : found) findings.append(to_dict(finding));
     };
     const std::vector<int64_t>& read = layers ? *layers : checkpoint_.model().layers;
-    // Reading finds again what opening found in the layers below.
+    // Opening has already found some findings of these layers; reading them finds those again.
     std::vector<Finding> of_opening = checkpoint_.findings();
     const std::set<int64_t> again(read.begin(), read.end());
     std::erase_if(of_opening,
@@ -81,7 +81,7 @@ class PyCheckpoint {
         layer_statistics = take(checkpoint_.statistics(layer, range));
         std::vector<Finding> of_scales;
         scales = take(checkpoint_.layer_scales(layer, &of_scales));
-        for (Finding& finding : of_scales) {  // validate has checked input scales too
+        for (Finding& finding : of_scales) {  // validate checks input scales too
           const bool known = std::any_of(found.begin(), found.end(),
                                          [&](const Finding& f) { return f.id == finding.id; });
           if (!known) found.push_back(std::move(finding));
@@ -180,32 +180,34 @@ const Checkpoint& checkpoint_of(nb::handle object) {
 void bind_checkpoint(nb::module_& m) {
   nb::class_<PyCheckpoint>(
       m, "Checkpoint",
-      "A model directory, opened: headers and config are read, weights only as asked for.")
+      "An open checkpoint. Opening reads headers and config; weights are read on request.")
       .def(nb::init<const std::string&, const std::optional<std::string>&,
                     std::vector<std::string>>(),
            nb::arg("path"), nb::arg("gate_up_order") = nb::none(),
            nb::arg("accept_tensors") = std::vector<std::string>(),
-           "gate_up_order: rows of tensors that hold gate and up, \"gate_first\", \"up_first\" or "
-           "\"interleaved\"; "
-           "None: as "
-           "family and names give it. accept_tensors: names of experts' tensors to leave out, "
-           "which are else an error; "
-           "'*' matches any characters.")
+           R"(Opens a model directory, or one safetensors or GGUF file.
+
+Args:
+    path: The directory or file.
+    gate_up_order: The order of the rows in tensors that hold both gate and up: "gate_first",
+        "up_first" or "interleaved". None takes it from the model family and the names.
+    accept_tensors: Names of experts' tensors to ignore instead of failing. '*' matches any
+        characters.)")
       .def("model", &PyCheckpoint::model,
-           "What headers and config tell: family, format, options and layers. Reads no weights.")
+           "Returns the family, format, options and layers, from headers and config only.")
       .def("inspect", &PyCheckpoint::inspect, nb::arg("layers") = nb::none(),
-           "model(), \"statistics\" by layer and \"findings\"; None: every MoE layer. As "
-           "nvfp4_moe.inspect.")
+           "Returns model() with \"statistics\" by layer and \"findings\", as nvfp4_moe.inspect. "
+           "layers None: every MoE layer.")
       .def("expert", &PyCheckpoint::expert, nb::arg("layer"), nb::arg("expert"),
            nb::arg("first") = 0, nb::arg("count") = 0,
-           "\"gate\", \"up\", \"down\", \"input_scale\" and \"names\" of one expert. As "
+           "Returns \"gate\", \"up\", \"down\", \"input_scale\" and \"names\" of one expert, as "
            "nvfp4_moe.load_expert.")
       .def("shared_expert", &PyCheckpoint::shared_expert, nb::arg("layer"), nb::arg("first") = 0,
            nb::arg("count") = 0,
-           "\"gate\", \"up\" and \"down\" of the layer's shared expert, as expert() gives them.");
+           "Returns \"gate\", \"up\" and \"down\" of the layer's shared expert, as expert() does.");
   m.def(
       "default_options", [] { return every_field_json(MoeOptions{}); },
-      "JSON of a layer's options as they are by default.");
+      "Returns the default options of a layer as JSON.");
   m.def("explain", &explain_json, nb::arg("options"), nb::arg("backend"), nb::arg("device"));
   m.def("choose_activation_format", &choose_activation_format, nb::arg("declared"),
         nb::arg("backend"));

@@ -1,5 +1,5 @@
-// Element by element, on the host: packing of E2M1 codes, the E2M1 and E4M3 codecs, and the row
-// where an expert's scale tiles begin. float64 is rounded once, from the float64.
+// Elementwise functions on the host: packing of E2M1 codes, and the E2M1 and E4M3 codecs; also the
+// row where an expert's scale tiles begin. float64 is rounded only once.
 #include "core/float_formats.h"
 #include "core/scale_layout.h"
 #include "moe/formats.h"
@@ -9,7 +9,7 @@ namespace nvfp4_moe::internal::python {
 
 namespace {
 
-// Bytes on the host with a last dimension that is a multiple of `multiple`.
+// Reads bytes on the host whose last dimension is a multiple of `multiple`.
 Tensor bytes_of(nb::handle object, const char* name, int64_t multiple, const char* expected) {
   Tensor array = Tensor::contiguous(object, name);
   const int32_t last = array.ndim() - 1;
@@ -43,7 +43,7 @@ nb::object unpack(nb::handle packed_object) {
   return packed.in_framework(out);
 }
 
-// Elements as doubles, exact for every accepted dtype.
+// An element as a double, exact for every accepted dtype.
 double element(const Tensor& array, DType dtype, int64_t i) {
   switch (dtype) {
     case DType::kF64: return array.as<double>()[i];

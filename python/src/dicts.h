@@ -15,7 +15,7 @@ namespace nb = nanobind;
 
 using Dict = nb::typed<nb::dict, nb::str, nb::any>;
 
-// A JSON object of the library as Python objects.
+// Converts a JSON object of the library to Python objects.
 inline Dict parse_json(const std::string& text) {
   return nb::cast<nb::dict>(nb::module_::import_("json").attr("loads")(text));
 }
@@ -25,10 +25,10 @@ Dict to_dict(const LayerStatistics& statistics);
 Dict to_dict(const LayerScales& scales);
 Dict to_dict(const RunStatus& status);
 Dict to_dict(const Progress& progress);
-// {"codes" uint8 (rows, cols/2), "scales" uint8 (rows, cols/16), "tensor_scale" float}: copies of
-// the view's rows.
+// Copies the view's rows to {"codes" uint8 (rows, cols/2), "scales" uint8 (rows, cols/16),
+// "tensor_scale" float}.
 Dict to_dict(const Nvfp4View& view);
-// {"gate", "up", "down"} of such; "gate" is None if there is none.
+// {"gate", "up", "down"}, each as above. "gate" is None for experts without a gate.
 Dict to_dict(const ExpertSource& source);
 
 }  // namespace nvfp4_moe::internal::python

@@ -1,8 +1,8 @@
-// The C exchange table of DLPack 1.2 and later: how a framework lends an array's pointer, makes a
-// new array and tells its current stream without a Python call. A type offers it as a capsule,
-// `__dlpack_c_exchange_api__`.
+// The C exchange table of DLPack 1.2 and later. With it a framework lends an array's pointer, makes
+// a new array and returns its current stream without a Python call. A type offers the table as a
+// capsule, `__dlpack_c_exchange_api__`.
 //
-// Only the binary layout of the protocol (dmlc/dlpack, dlpack.h, version 1) is stated here.
+// This file has only the binary layout of the protocol (dmlc/dlpack, dlpack.h, version 1).
 #pragma once
 
 #include <nanobind/nanobind.h>

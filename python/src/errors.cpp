@@ -1,5 +1,5 @@
-// The exception classes of the module, and the translation of a Failure, or of memory that ran out,
-// into them: the one place for every function of the module.
+// The exception classes of the module, and the translation of Failure and std::bad_alloc into them
+// for every function of the module.
 #include "errors.h"
 
 #include <nanobind/stl/string.h>
@@ -16,32 +16,32 @@ namespace {
 struct ErrorClass {
   Code code;
   const char* name;
-  PyObject* const* builtin;  // the base beside Error
+  PyObject* const* builtin;  // the second base, after Error
   const char* doc;
 };
 const std::array<ErrorClass, 9> kClasses = {{
-    {Code::kCheckFailed, "CheckFailed", &PyExc_RuntimeError, "A comparison ran and did not hold."},
+    {Code::kCheckFailed, "CheckFailed", &PyExc_RuntimeError, "A comparison failed."},
     {Code::kInvalidArgument, "InvalidArgument", &PyExc_ValueError,
      "An option, shape, dtype or value is wrong."},
     {Code::kUnsupported, "Unsupported", &PyExc_NotImplementedError,
-     "Legal, but nothing here takes it."},
+     "The request is legal, but no backend, device or build here supports it."},
     {Code::kBadInput, "BadInput", &PyExc_ValueError,
-     "A file's, or a weight array's, content is wrong."},
+     "The content of a file or of a weight array is wrong."},
     {Code::kIo, "IoError", &PyExc_OSError, "The operating system refused a file operation."},
     {Code::kOutOfMemory, "OutOfMemory", &PyExc_MemoryError, "An allocation failed."},
     {Code::kBusy, "Busy", &PyExc_RuntimeError, "The object is in use elsewhere."},
-    {Code::kInternal, "Internal", &PyExc_RuntimeError, "A fault of the library."},
+    {Code::kInternal, "Internal", &PyExc_RuntimeError, "A bug in the library."},
     {Code::kCancelled, "Cancelled", &PyExc_RuntimeError, "A progress callback asked to stop."},
 }};
 
-// Indexed by Code. Owned references that live as long as the process, as the module does.
+// Indexed by Code. Owned references, never released: the module lives as long as the process.
 std::array<PyObject*, 16> classes{};
 
-// Leaves a Python error set, whatever happens.
+// Always leaves a Python error set.
 void raise(const Failure& failure) {
   PyObject* const type = classes[static_cast<size_t>(failure.code())];
   const std::string text = failure.what();
-  // A message may quote a file: what is not UTF-8 in it is replaced.
+  // A message may quote a file. Bytes that are not UTF-8 are replaced.
   PyObject* const message =
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
   if (message == nullptr) return;
@@ -79,7 +79,7 @@ PyObject* make_class(nb::module_& m, const char* name, const char* doc, const nb
   return type;
 }
 
-// "TypeError: its text", as a traceback ends; the class alone if the object has no text.
+// "TypeError: its text", like the end of a traceback; only the class if there is no text.
 std::string text_of(const nb::python_error& raised) {
   std::string text = Py_TYPE(raised.value().ptr())->tp_name;
   const nb::object said = nb::steal(in_python([&] { return PyObject_Str(raised.value().ptr()); }));
@@ -109,7 +109,7 @@ Status status_of(const std::exception& raised) {
     return {code_of(*error), text_of(*error)};
   if (dynamic_cast<const std::bad_alloc*>(&raised) != nullptr)
     return {Code::kOutOfMemory, "out of memory"};
-  // What becomes a TypeError or its like.
+  // Exceptions that nanobind turns into TypeError and similar ones.
   const bool argument = dynamic_cast<const nb::builtin_exception*>(&raised) != nullptr ||
                         dynamic_cast<const nb::cast_error*>(&raised) != nullptr;
   return {argument ? Code::kInvalidArgument : Code::kInternal, raised.what()};
@@ -118,9 +118,10 @@ Status status_of(const std::exception& raised) {
 void bind_errors(nb::module_& m) {
   PyObject* const base =
       make_class(m, "Error",
-                 "Base of this library's errors. status: the command line's status. finding: the "
-                 "id of the checkpoint's\n"
-                 "finding that caused it, as nvfp4_moe.inspect lists them, or None.",
+                 "Base class of this library's errors.\n\n"
+                 "status: the status code, as on the command line. finding: the id of the "
+                 "checkpoint's finding\nthat caused the error, as nvfp4_moe.inspect lists them, or "
+                 "None.",
                  nb::make_tuple(nb::handle(PyExc_Exception)), Code::kInternal);
   for (const ErrorClass& entry : kClasses)
     classes[static_cast<size_t>(entry.code)] =

@@ -1,9 +1,8 @@
-// Failures of the library as Python exceptions that carry its text, its status and, if a finding of
-// a checkpoint is behind one, the finding's id.
+// Failures of the library as Python exceptions. They carry the message, the status and, if a
+// finding of a checkpoint caused the failure, the finding's id.
 //
-// Every class derives from nvfp4_moe.Error and from the built-in exception that a caller catches
-// anyway: ValueError for an argument and for bad input, OSError, MemoryError, NotImplementedError,
-// else RuntimeError.
+// Every class derives from nvfp4_moe.Error and from a matching built-in exception: ValueError for
+// an argument and for bad input, OSError, MemoryError, NotImplementedError, else RuntimeError.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -32,8 +31,8 @@ class Failure : public std::exception {
   throw Failure(invalid_argument(std::move(message)));
 }
 
-// Any exception as a Status whose text is that of Python's: "TypeError: ...". With the interpreter
-// lock.
+// Converts any exception to a Status. A Python exception's text is "TypeError: ...". Needs the
+// interpreter lock.
 Status status_of(const std::exception& raised);
 
 inline void check(const Status& status) {
@@ -45,9 +44,9 @@ T take(Result<T> result) {
   return std::move(*result);
 }
 
-// In a handler of what ends a collective call on this rank: says it to the other ranks, who wait,
-// by report(status), called without the interpreter lock; then raises, of the library's failures
-// what report has of all ranks, else what came.
+// Called in a handler, if a collective call fails on this rank while the other ranks wait. Calls
+// report(status) without the interpreter lock, which broadcasts the failure. Then it raises: for a
+// failure of the library the error that all ranks raise, otherwise the original exception.
 template <class Report>
 [[noreturn]] void raise_on_all_ranks(const std::exception& raised, const Report& report) {
   const Status failure = status_of(raised);

@@ -27,15 +27,15 @@ Timeout timeout_of(double seconds) {
   return Timeout{static_cast<int64_t>(std::ceil(seconds * 1000))};
 }
 
-// A host's function in Python. Lives as long as the exchange that calls it.
+// A caller's Python function. Lives as long as the exchange that calls it.
 struct PyTransport {
   nb::callable all_to_all_v;
   int world = 0;
 
   static nb::object view(const void* data, int64_t bytes) {
     static char nothing = 0;
-    // At least a byte: frameworks make no array of an empty buffer, and the sizes say how much of
-    // it counts.
+    // At least one byte: frameworks cannot make an array of an empty buffer. The sizes tell the
+    // function how much of it is valid.
     char* const at = bytes > 0 ? static_cast<char*>(const_cast<void*>(data)) : &nothing;
     return nb::steal(PyMemoryView_FromMemory(at, bytes > 0 ? bytes : 1, PyBUF_WRITE));
   }
@@ -71,7 +71,8 @@ struct PyExchange {
   std::shared_ptr<Exchange> exchange;
 };
 
-// transport: what the exchange calls, dropped after it; null if it has its own.
+// transport: the function that the exchange calls, released after the exchange; null if the
+// exchange does not call Python.
 PyExchange held(std::unique_ptr<Exchange> exchange,
                 std::shared_ptr<PyTransport> transport = nullptr) {
   return {{exchange.release(),
@@ -80,9 +81,8 @@ PyExchange held(std::unique_ptr<Exchange> exchange,
 
 PyExchange connect(nb::callable all_to_all_v, int rank, int world, double timeout) {
   const Timeout wait = timeout_of(timeout);
-  // What holds a Python function goes with the interpreter lock, whoever drops the exchange last;
-  // and stays where the interpreter itself drops it at its end, when the lock can no longer be
-  // asked for.
+  // A Python function must be released with the interpreter lock held, whichever thread drops the
+  // exchange last. If the interpreter is ending the lock cannot be taken, and the function leaks.
   const std::shared_ptr<PyTransport> transport(new PyTransport{std::move(all_to_all_v), world},
                                                [](PyTransport* old) {
                                                  if (interpreter_is_ending()) return;
@@ -107,7 +107,7 @@ PyExchange join(const PyThreadGroup& self, int rank, double timeout) {
   return held(take(group->join(rank, self.world, wait)));
 }
 
-// Python's part of a collective call, which has failed before any of it came here.
+// Reports to all ranks that the Python part of a collective call failed before it got here.
 void report(const PyExchange& self, nb::handle raised) {
   const std::shared_ptr<Exchange> exchange = self.exchange;
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());
@@ -175,16 +175,16 @@ std::shared_ptr<Exchange> unreported_exchange(const ParallelFields& fields) {
 void bind_exchange(nb::module_& m) {
   nb::class_<PyExchange>(
       m, "Exchange",
-      "One rank's end of what connects it with others: for MoeLayer's exchange. Made by\n"
-      "ThreadGroup.join, torch_exchange or callback_exchange. All ranks make the same calls in "
-      "the\n"
-      "same order; a rank that is gone or late is named by those that wait for it.")
+      R"(One rank's connection to the other ranks, for the argument exchange of MoeLayer.
+
+Made by ThreadGroup.join, torch_exchange or callback_exchange. All ranks must make the same calls in
+the same order. If a rank is gone or late, the error on the ranks that wait for it names it.)")
       .def_prop_ro(
           "rank", [](const PyExchange& self) { return self.exchange->rank(); },
           "This rank, from 0.")
       .def_prop_ro(
           "world", [](const PyExchange& self) { return self.exchange->world(); },
-          "How many ranks there are.")
+          "The number of ranks.")
       .def(
           "barrier",
           [](const PyExchange& self) {
@@ -192,41 +192,40 @@ void bind_exchange(nb::module_& m) {
             const WithoutLock unlocked;
             check(exchange->barrier());
           },
-          "Waits until every rank is here. Raises IoError, naming who is missing.")
+          "Waits until every rank has called it. Raises IoError, which names the missing rank.")
       .def("use_nccl", &connect_devices, nb::arg("device"), nb::arg("library") = nb::none(),
            nb::arg("communicator") = nb::none(),
-           "Gives the exchange NCCL between GPUs, this rank's being device (\"cuda:1\"): what a "
-           "layer over it on a GPU "
-           "needs.\n"
-           "Collective, once, before the first such layer.\n\n"
-           "library: a path or name; None takes this process's own copy (torch's), else "
-           "libnccl.so.2; 2.18 or later.\n"
-           "communicator: the address of an ncclComm_t of the same ranks as an integer, which "
-           "stays the caller's; None\n"
-           "makes one. Raises on every rank, naming the one that cannot: ValueError for a device "
-           "that is none or an\n"
-           "exchange that has NCCL already, Unsupported where this build, machine or NCCL cannot, "
-           "IoError where a rank\n"
-           "does not come.")
+           R"(Connects the ranks' GPUs through NCCL, for layers on a GPU.
+
+Collective. Call it once, before the first such layer.
+
+Args:
+    device: This rank's GPU, for example "cuda:1".
+    library: Path or name of NCCL 2.18 or later. None takes the copy that this process has loaded
+        (torch's), else libnccl.so.2.
+    communicator: The address of an ncclComm_t of the same ranks, as an integer. The caller keeps
+        it. None makes one.
+
+Raises (on every rank, naming the rank that failed):
+    ValueError: device is not a device, or the exchange already has NCCL.
+    Unsupported: This build, machine or NCCL cannot do it.
+    IoError: A rank is missing.)")
       .def("use_peers", &connect_memory, nb::arg("device"),
-           "Instead of NCCL: the ranks' kernels write into each other's device memory, this rank's "
-           "device being device\n"
-           "(\"cuda:1\"). For at most 16 GPUs of one host that reach each other (NVLink, or PCIe "
-           "with peer access).\n"
-           "Collective, once, before the first layer over it.\n\n"
-           "Runs of layers over it follow each other on each rank's device: in one stream, or "
-           "ordered by events. What "
-           "waits\n"
-           "for a rank that does not come ends after the exchange's timeout, in a captured graph "
-           "too: out is NaN and "
-           "the next\n"
-           "call raises IoError. Raises on every rank, naming the one that cannot: ValueError for "
-           "a device that is none "
-           "or an\n"
-           "exchange that has NCCL or peers already, Unsupported where ranks are on several hosts "
-           "or do not reach each "
-           "other,\n"
-           "with both devices named and why.")
+           R"(Connects the ranks' GPUs directly: their kernels write into each other's memory.
+
+An alternative to NCCL for at most 16 GPUs of one host that have peer access (NVLink or PCIe).
+Collective. Call it once, before the first layer over it.
+
+On each rank's device, runs of layers over it must not overlap: use one stream, or order them by
+events. A run that waits for a missing rank ends after the exchange's timeout, also in a captured
+graph. Then out is NaN and the next call raises IoError.
+
+Args:
+    device: This rank's GPU, for example "cuda:1".
+
+Raises (on every rank, naming the rank that failed):
+    ValueError: device is not a device, or the exchange already has NCCL or peers.
+    Unsupported: Ranks are on several hosts or have no peer access. Names both devices and why.)")
       .def(
           "abort",
           [](const PyExchange& self, const std::string& message) {
@@ -235,9 +234,10 @@ void bind_exchange(nb::module_& m) {
             exchange->abort(Status(Code::kCancelled, message));
           },
           nb::arg("message"),
-          "Ends the exchange: what waits for this rank, or calls it later, raises Cancelled with "
-          "the message. Over a\n"
-          "caller's function a call of other ranks that is in flight ends by its timeout.");
+          R"(Ends the exchange.
+
+Calls that wait for this rank, and all later calls, raise Cancelled with the message. Over a
+caller's function, calls of other ranks that are in flight end by their timeout.)");
   m.def("report_to_ranks", &report, nb::arg("exchange"), nb::arg("raised"));
   nb::class_<PyThreadGroup>(m, "ThreadGroup", "Connects ranks that are threads of this process.")
       .def(
@@ -247,19 +247,25 @@ void bind_exchange(nb::module_& m) {
           },
           nb::arg("world"))
       .def("join", &join, nb::arg("rank"), nb::arg("timeout") = 30.0,
-           "This thread as a rank; waits for all, at most timeout seconds. When its Exchange and "
-           "the layers over it "
-           "are\n"
-           "dropped, the rank has left.");
+           "Connects this thread as a rank and returns its Exchange. Waits for all ranks, at most "
+           "timeout seconds.\n\n"
+           "The rank leaves when its Exchange and the layers over it are released.");
   m.def("propose_placement", &propose, nb::arg("load"), nb::arg("world"), nb::arg("slots_per_rank"),
-        "A placement under which ranks have about equally much to do: the expert of each slot, "
-        "rank by rank.\n\n"
-        "load: how often each expert was chosen (MoeLayer.expert_load()). slots_per_rank: at least "
-        "experts / world; "
-        "more of\n"
-        "them hold second slots of the experts with the most load. The same on all ranks for the "
-        "same load. Raises\n"
-        "ValueError where the slots do not hold every expert.");
+        R"(Proposes a placement that balances the load of the ranks.
+
+Deterministic: every rank gets the same placement for the same load.
+
+Args:
+    load: How often each expert was selected (MoeLayer.expert_load()).
+    world: The number of ranks.
+    slots_per_rank: At least experts / world. Additional slots hold copies of the experts with the
+        most load.
+
+Returns:
+    The expert of each slot, rank by rank.
+
+Raises:
+    ValueError: There are fewer slots than experts.)");
   m.def("connect_exchange", &connect, nb::arg("all_to_all_v"), nb::arg("rank"), nb::arg("world"),
         nb::arg("timeout"),
         nb::sig("def connect_exchange(all_to_all_v: Callable[[memoryview, list[int], memoryview, "

@@ -1,4 +1,4 @@
-// A layer's options about an exchange, and the classes that hold one for Python.
+// A layer's options for an exchange, and the Python classes that hold one.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -26,7 +26,8 @@ struct ParallelFields {
 };
 // Null if there is none, or its ranks have received a failure.
 std::shared_ptr<Exchange> unreported_exchange(const ParallelFields& fields);
-// Runs open() and, if it fails before the ranks have spoken, says so to all of them, who wait.
+// Runs open(). If it fails before the ranks have exchanged anything, broadcasts the failure to
+// them, because they wait.
 template <class Open>
 auto or_report(const ParallelFields& fields, const Open& open) {
   try {
@@ -38,8 +39,8 @@ auto or_report(const ParallelFields& fields, const Open& open) {
   }
 }
 
-// None if there is no exchange. ValueError for options without an exchange, or that the layer's
-// sizes do not allow.
+// Returns nullopt without an exchange. ValueError if options are given without an exchange, or if
+// the layer's sizes do not allow them.
 std::optional<Parallel> parallel_of(const ParallelFields& fields, int64_t num_experts);
 
 }  // namespace nvfp4_moe::internal::python

@@ -13,7 +13,7 @@
 
 namespace nvfp4_moe::internal::python {
 
-namespace floats {  // names of its own: a wheel compiles several files as one
+namespace floats {  // avoids clashes: a wheel compiles several files as one
 namespace {
 
 using Stacks = std::array<const FloatStack*, 3>;  // gate, or null without one; up, down
@@ -60,15 +60,15 @@ Result<Nvfp4View> quantize_into(LoadedExpert& loaded, const FloatMatrix& matrix,
     rows.data += begin * matrix.row_stride;
     rows.rows = end - begin;
     QuantizeCounts counts;
-    // Cannot fail: the scale's pass has seen every element finite.
+    // Cannot fail: the scale's pass has checked that every element is finite.
     (void)quantize_float_matrix(rows, scale, code_bytes + begin * (matrix.cols / 2),
                                 scale_bytes + begin * (matrix.cols / 16), counts);
   });
   return Nvfp4View::contiguous(code_bytes, scale_bytes, scale, matrix.rows, matrix.cols);
 }
 
-// Quantizes experts on the GPU that holds them, into memory for one expert. A packer is done with
-// an expert before it asks for the next, and all work is in one stream.
+// Quantizes experts on the GPU that holds them, into memory for one expert. That suffices because a
+// packer is done with an expert before it requests the next, and all work is in one stream.
 class GpuQuantizer {
  public:
   GpuQuantizer(const Stacks& stacks, ArrayOrder order)
@@ -107,8 +107,8 @@ class GpuQuantizer {
     return stack.array().stride(1) == stack.cols();
   }  // rows each other
 
-  // Codes of the three matrices, their block scales, their tensor scales, and one matrix of floats
-  // whose rows lie apart.
+  // Codes, block scales and tensor scales of the three matrices, and one contiguous copy of a float
+  // matrix whose rows have a stride.
   Status reserve() {
     if (bytes_.data() != nullptr) return {};
     int64_t floats = 0;
@@ -120,8 +120,8 @@ class GpuQuantizer {
     NVFP4_MOE_ASSIGN(bytes_, memory_->allocate(size_bytes, device_, "one quantized expert"));
     return {};
   }
-  // values_ is a multiple of 256, as rows and cols are of 16: all offsets keep the quantizer's
-  // alignment.
+  // rows and cols are multiples of 16, so values_ is a multiple of 256 and every offset has the
+  // alignment that the quantizer needs.
   uint8_t* bytes_at(int64_t offset) const {
     return reinterpret_cast<uint8_t*>(bytes_.data()) + offset;
   }
@@ -159,7 +159,7 @@ class GpuQuantizer {
     return formats_->quantize(device_, call, stream_);
   }
 
-  // What the host says of a matrix that holds NaN or Inf.
+  // The host's error for a matrix that holds NaN or Inf.
   Status why_nan(const FloatStack& stack, const uint8_t* first) const {
     const int64_t element = element_bytes(stack);
     std::vector<uint8_t> rows(
@@ -173,7 +173,7 @@ class GpuQuantizer {
   static constexpr int64_t kFloatsAlignment = 256;
   const Stacks stacks_;
   const ArrayOrder order_;
-  const int64_t values_;  // of each matrix
+  const int64_t values_;  // elements of each matrix
   int device_;
   void* stream_;
   const DeviceMemory* memory_;
@@ -204,14 +204,14 @@ ExpertFn quantizing_source(const FloatStack* gate, const FloatStack& up, const F
   const FloatStack& first = gate != nullptr ? *gate : up;
   const Device device = first.array().device().is_host()
                             ? Device()
-                            : layer_device;  // where the first lies, all have to
+                            : layer_device;  // all must be where the first one is
   for (const FloatStack* stack : stacks)
     if (stack != nullptr && !(stack->array().device() == device))
       stack->array().fail_expected(
           "gate, up and down on cpu" +
           (layer_device.is_host() ? "" : ", or all of them on " + to_string(layer_device)));
   if (!device.is_host()) {
-    // Arrays of several frameworks may be in several streams, of which one does the work.
+    // Arrays of several frameworks may belong to several streams, but one stream does the work.
     if (first.stream() != up.stream() || down.stream() != up.stream())
       check(memory_of(device)->synchronize(device.index));
     const auto quantizer = std::make_shared<floats::GpuQuantizer>(stacks, order);

@@ -1,4 +1,4 @@
-// Experts that lie in a caller's float arrays, quantized one at a time as they are packed.
+// Experts in a caller's float arrays, quantized one at a time as they are packed.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,8 +9,8 @@
 
 namespace nvfp4_moe::internal::python {
 
-// A stack of float matrices (E, rows, cols): of any strides on the host; on a GPU, contiguous along
-// the last dimension.
+// A stack of float matrices (E, rows, cols): on the host with any strides, on a GPU contiguous
+// along the last dimension.
 class FloatStack {
  public:
   FloatStack(nb::handle array, const char* name, int64_t rows, int64_t cols);
@@ -26,10 +26,10 @@ class FloatStack {
   int64_t rows_, cols_;
 };
 
-// Quantizes each expert when it is asked for, each matrix under a tensor scale of its own: on the
-// host with the executor, on the layer's device with its kernels, into memory there that the next
-// expert takes over. gate: null without one. ValueError unless all lie in one of these places. The
-// stacks and the executor must outlive it.
+// Quantizes each expert on request, each matrix with its own tensor scale: host arrays with the
+// executor, arrays on the layer's device with its kernels. On the device the result is overwritten
+// by the next expert. gate is null for experts without a gate. ValueError unless all stacks are in
+// the same one of these two places. The stacks and the executor must outlive the result.
 ExpertFn quantizing_source(const FloatStack* gate, const FloatStack& up, const FloatStack& down,
                            const ArrayOrder& order, const Device& layer_device, Executor& executor);
 

@@ -1,10 +1,9 @@
-// The format functions on arrays, on the host or in a GPU's memory: arrays become the requests of
-// moe/formats.h, which checks them and does the work; results are fresh arrays of the input's
-// framework.
+// The format functions on arrays, on the host or on a GPU. Arrays become requests of moe/formats.h,
+// which checks them and does the work. Results are new arrays of the input's framework.
 //
-// Arrays are (..., K) with any leading dimensions, which are one list of rows here. On a GPU the
-// work is enqueued in the framework's current stream and nothing is read back, so that a graph can
-// hold it. The interpreter lock is released while the library works.
+// Arrays are (..., K); the leading dimensions are flattened to rows. On a GPU the work is enqueued
+// in the framework's current stream and nothing is read back, so a graph can capture it. The
+// interpreter lock is released while the library works.
 #include "moe/formats.h"
 
 #include <nanobind/stl/optional.h>
@@ -39,7 +38,7 @@ struct Rows {
   int64_t rows = 1;
   int64_t cols = 0;
 
-  // multiple: what K must be a multiple of for an array of K to be one of rows at all.
+  // multiple: K must be a multiple of it.
   Rows(const Tensor& array, bool right_dtype, const char* expected, int64_t multiple = 1) {
     const int32_t last = array.ndim() - 1;
     if (!right_dtype || last < 0 || array.shape(last) < 1 || array.shape(last) % multiple != 0)
@@ -161,8 +160,8 @@ struct Nvfp4 {
   }
 };
 
-// One number, or an array beside the codes: one per row, or one. A number in a GPU's memory is not
-// read here.
+// Reads one number, or an array on the codes' device with one number or one per row. A number in a
+// GPU's memory is not read here.
 void read_tensor_scale(nb::handle object, const Nvfp4& matrix, std::optional<Tensor>& array,
                        formats::Dequantize& call) {
   if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) {
@@ -226,7 +225,7 @@ Two to_fp8(nb::handle codes, nb::handle scales, double tensor_scale,
       matrix.codes.empty_like(block ? Sizes{scale_rows, scale_cols} : Sizes{}, DType::kF32);
   call.out = out.as<uint8_t>();
   call.scales = out_scales.as<float>();
-  if (!block) *call.scales = 1.0f;  // of a matrix without rows
+  if (!block) *call.scales = 1.0f;  // stays so for a matrix without rows
   {
     const WithoutLock unlocked;
     check(formats::to_fp8(call));

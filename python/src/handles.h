@@ -1,9 +1,7 @@
-// Layers and linears by an integer, for callers that can carry nothing else through a graph (torch
-// ops).
+// Integer handles of layers and linears, for torch ops, whose graphs cannot carry the objects.
 //
-// A handle does not keep its object alive. Handles are never used twice, so that one whose object
-// is gone differs from one that never was. They begin above 1: compilers of graphs take 0 and 1 for
-// constants worth a graph of their own.
+// A handle does not keep its object alive. Handles are never reused, so a stale one is recognized.
+// They begin at 2, because graph compilers specialize graphs for the constants 0 and 1.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +30,7 @@ class HandleTable {
     const std::lock_guard lock(mutex_);
     objects_.erase(handle);
   }
-  // ValueError if the object is gone or the handle was never given out.
+  // ValueError if the object is gone or the handle was never issued.
   std::shared_ptr<T> find(int64_t handle) const {
     const std::lock_guard lock(mutex_);
     const auto found = objects_.find(handle);

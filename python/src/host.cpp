@@ -11,7 +11,7 @@ namespace nvfp4_moe::internal::python {
 namespace {
 
 ForkMutex living_mutex;
-// for daemon threads too, while the process exits
+// never destroyed: daemon threads may use it while the process exits
 std::weak_ptr<Host>& living = *new std::weak_ptr<Host>;
 
 }  // namespace

@@ -17,24 +17,24 @@ namespace nvfp4_moe::internal::python {
 struct Host {
   explicit Host(int threads) : threads_(threads) {}
 
-  // The pool of this process, which lives as long as this: NVFP4_MOE_THREADS threads, else one per
-  // core. In a forked child the parent's has no threads; what is opened there gets the child's own.
+  // The pool of this process, alive as long as this object: NVFP4_MOE_THREADS threads, else one per
+  // core. In a forked child the parent's pool has no threads; layers opened there use a new pool.
   Executor& executor();
-  // Of the device that a layer's, or a linear's, weights are on; they live as long as this.
+  // The workspaces of the device that holds a layer's or linear's weights, alive as long as this.
   Workspaces& workspaces_of(const Backend& backend, int device);
-  // Gives back what no run holds, of one device or of all, and says how many bytes it was.
+  // Frees the workspaces that no run uses, on one device or on all, and returns the bytes freed.
   size_t release_workspaces(const Device* device);
 
  private:
   static constexpr int kHost = -1;
   const int threads_;
   ForkMutex mutex_;
-  std::vector<std::unique_ptr<Executor>> pools_;  // this process's is the last one, if it has one
-  uint32_t process_ = 0;                          // that made it
+  std::vector<std::unique_ptr<Executor>> pools_;  // the last one is this process's, if it has one
+  uint32_t process_ = 0;                          // the process that made the last one
   std::map<int, Workspaces> workspaces_;          // by device
 };
 
-// The one that lives, or a new one: it goes with the last layer that holds it.
+// The existing host, or a new one. It is destroyed with the last layer that holds it.
 std::shared_ptr<Host> shared_host();
 // Null if no layer is open.
 std::shared_ptr<Host> living_host();

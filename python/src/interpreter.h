@@ -1,11 +1,10 @@
-// The interpreter lock around the library's work, for threads that the interpreter may leave
-// behind, and signals that arrive meanwhile.
+// Releasing and taking the interpreter lock around the library's work, including threads that
+// outlive the interpreter; and signals that arrive during the work.
 //
-// When the interpreter ends, daemon threads may be in the middle of a run. One that then asks for
-// the interpreter lock is ended by CPython before 3.14 with pthread_exit: that unwinds the stack as
-// an exception does, and aborts the process at a destructor or a handler that lets nothing through,
-// of which every C++ module is full. From 3.14 on CPython lets such a thread sleep until the
-// process is gone; what is here does so in every version.
+// When the interpreter ends, daemon threads may be in the middle of a run. If one then takes the
+// interpreter lock, CPython before 3.14 ends it with pthread_exit. That unwinds the stack like an
+// exception and aborts the process at the first noexcept destructor or handler. From 3.14 on
+// CPython lets such a thread sleep until the process exits. The code here does so in every version.
 #pragma once
 
 #include <cxxabi.h>
@@ -18,7 +17,7 @@
 
 namespace nvfp4_moe::internal::python {
 
-// For a thread that outlived the interpreter.
+// Called by a thread that has outlived the interpreter.
 [[noreturn]] inline void sleep_for_ever() {
   while (true) pause();
 }
@@ -31,9 +30,9 @@ inline bool interpreter_is_ending() {
 #endif
 }
 
-// Once, when the module is loaded: the unwinder that is linked into it (-static-libgcc) sets itself
-// up at the first exception, and until then aborts when libpthread's unwinder reaches the module's
-// handlers.
+// Called once, when the module is loaded. The unwinder that is linked into the module
+// (-static-libgcc) initializes itself at the first exception. Before that it aborts if libpthread's
+// unwinder reaches the module's handlers.
 inline void prepare_to_be_unwound() {
   try {
     throw 0;
@@ -41,34 +40,34 @@ inline void prepare_to_be_unwound() {
   }
 }
 
-// function(), which runs Python code.
+// Calls function(), which runs Python code.
 template <class Function>
 decltype(auto) in_python(Function&& function) {
   try {
     return std::forward<Function>(function)();
-  } catch (abi::__forced_unwind&) {  // must be thrown on, or never left
+  } catch (abi::__forced_unwind&) {  // must be rethrown, or the handler must never return
     sleep_for_ever();
   }
 }
 
-// Without the lock for a scope, whose end takes it again.
+// Releases the lock for a scope and takes it again at its end.
 class WithoutLock {
  public:
   WithoutLock() : state_(PyEval_SaveThread()) {}
   ~WithoutLock() {
     if (!ending_ && interpreter_is_ending()) sleep_for_ever();
-    in_python([this] { PyEval_RestoreThread(state_); });  // or it ends while this waits
+    in_python([this] { PyEval_RestoreThread(state_); });  // the interpreter may end during the wait
   }
   WithoutLock(const WithoutLock&) = delete;
   WithoutLock& operator=(const WithoutLock&) = delete;
 
  private:
-  // and this is the thread that ends it, which goes on
+  // if it is ending, this is the thread that ends it, which continues
   const bool ending_ = interpreter_is_ending();
   PyThreadState* const state_;
 };
 
-// With the lock for a scope.
+// Takes the lock for a scope.
 class WithLock {
  public:
   WithLock() : state_(take()) {}
@@ -84,13 +83,13 @@ class WithLock {
   const PyGILState_STATE state_;
 };
 
-// The deleter of what Python holds and whose end may wait: freed memory of a device waits for the
-// device's work, which may be that of ranks whose threads need the lock to bring theirs.
+// Deletes objects that Python holds and whose destructor may wait. Freeing device memory waits for
+// the device's work. Other ranks may have to finish that work, and their threads need the lock.
 struct DeleteWithoutLock {
   template <class T>
   void operator()(T* old) const {
     if (interpreter_is_ending() ||
-        PyGILState_Check() == 0) {  // no other thread runs Python any more; or has no lock
+        PyGILState_Check() == 0) {  // no other thread runs Python, or this thread has no lock
       delete old;
       return;
     }
@@ -99,15 +98,15 @@ struct DeleteWithoutLock {
   }
 };
 
-// Whether Ctrl-C, or another signal with a handler in Python, asks long work to stop. Handlers run
-// in the main thread, and only when it polls.
+// Polls for Ctrl-C and other signals with a Python handler, so that long work can stop. Handlers
+// run in the main thread, and only when it polls.
 class Signals {
  public:
-  // Seldom enough that a busy interpreter's lock is not in the way of the work, often enough for
-  // whoever waits.
+  // Rare enough that waiting for a busy interpreter's lock does not slow the work down, and often
+  // enough for a user who waits.
   static constexpr std::chrono::milliseconds kInterval{50};
 
-  // True if a handler raised, which `raised` then is. Called without the lock, or with it.
+  // Returns true if a handler raised, and sets `raised`. Called with or without the lock.
   bool pending(std::unique_ptr<nanobind::python_error>& raised) {
     const auto now = std::chrono::steady_clock::now();
     if (now - last_ < kInterval) return false;

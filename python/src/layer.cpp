@@ -85,7 +85,7 @@ Dict status(const PyLayer& self) {
     }
     return to_dict(reported);
   }
-  return to_dict([&] {  // what makes Python objects may run anything, and holds no lock
+  return to_dict([&] {  // making Python objects may run any code, so the mutex is released first
     const std::lock_guard lock(open.status_mutex);
     return open.status;
   }());
@@ -105,7 +105,7 @@ Dict calibrate(const PyLayer& self, nb::handle hidden_object, nb::handle ids_obj
   PyProgress signals;
   {
     const WithoutLock unlocked;
-    // Needs no out and no workspace: its own layer, of the reference, has them.
+    // Needs no out and no workspace: it opens its own layer with the reference backend.
     const LayerSource source = unpacked_source(layer);
     result.emplace(calibrate_layer(source, layer.config().options(), layer.weights().range, batch,
                                    self.open().host->executor(), "hidden", signals.function()));
@@ -127,7 +127,7 @@ void warmup(const PyLayer& self, std::optional<ProgressCallback> progress) {
   {
     const WithoutLock unlocked;
     const MoeLayer& layer = self.layer();
-    if (layer.backend().memory == nullptr) {  // kept, with its pages there
+    if (layer.backend().memory == nullptr) {  // kept for later runs, with its pages mapped
       const auto workspace =
           take(self.open().workspaces->own.lease(layer.plan().workspace.total_bytes));
       status = layer.warmup(workspace.data(), workspace.size_bytes(), nullptr, function);
@@ -141,7 +141,8 @@ void warmup(const PyLayer& self, std::optional<ProgressCallback> progress) {
   check(status);
 }
 
-// Of an expert that this process has: over ranks the shared expert may be another one's.
+// The intermediate size of an expert in this process. Over ranks, another process may hold the
+// shared expert.
 int64_t inner_size(const MoeLayer& layer, int64_t local_expert) {
   const MoeConfig& config = layer.weights().config;
   return local_expert == kSharedExpert ? config->shared_intermediate_size
@@ -184,33 +185,38 @@ Dict expert(const PyLayer& self, int64_t local_expert) {
 }
 
 constexpr const char* kRunDoc =
-    "The layer on T tokens; returns out.\n\n"
-    "hidden: (T, hidden_size) bfloat16, float16 or float32. topk_ids: (T, top_k) int32 or int64, "
-    "global expert ids;\n"
-    "-1, or an expert of another rank, adds nothing. topk_weights: (T, top_k) float32. out: (T, "
-    "hidden_size) of the\n"
-    "three dtypes, memory of its own; None makes one of hidden's framework, dtype and device. "
-    "stream: for arrays on\n"
-    "a GPU, an integer or a stream object; None is torch's current stream for torch tensors, else "
-    "the default one.\n"
-    "shared_weights: (T,) float32 factors of the shared expert's output, None for 1. workspace: "
-    "(bytes,) uint8 at a\n"
-    "multiple of 256, at least workspace_bytes(T), for this run alone until it has ended in its "
-    "stream; None takes\n"
-    "one of the library's (docs/how-to/python.md, Memory). All on the layer's device, contiguous. "
-    "T is at "
-    "most max_tokens; 0\n"
-    "is legal.\n\n"
-    "Raises ValueError, naming the array, what was expected and what came; OutOfMemory where there "
-    "is no memory for a\n"
-    "workspace; Busy while replace_expert runs. May be called from several threads. No gradient "
-    "flows.";
+    R"(Runs the layer on T tokens (0 to max_tokens).
+
+All arrays are contiguous and on the layer's device. May be called from several threads. No gradient
+flows.
+
+Args:
+    hidden: (T, hidden_size) of bfloat16, float16 or float32.
+    topk_ids: int32 or int64 (T, top_k), global expert ids. -1, or an expert of another rank, adds
+        nothing.
+    topk_weights: float32 (T, top_k).
+    out: (T, hidden_size) of bfloat16, float16 or float32; must not overlap the inputs. None makes
+        one of hidden's framework, dtype and device.
+    stream: For arrays on a GPU, an integer or a stream object. None is torch's current stream for
+        torch tensors, else the default stream.
+    shared_weights: float32 (T,), factors of the shared expert's output. None is 1.
+    workspace: uint8 (bytes,), at least workspace_bytes(T), at an address that is a multiple of 256.
+        Only this run may use it until the run has ended in its stream. None takes a workspace of
+        the library (docs/how-to/python.md, Memory).
+
+Returns:
+    out.
+
+Raises:
+    ValueError: Names the array, what was expected and what it got.
+    OutOfMemory: There is no memory for a workspace.
+    Busy: replace_expert is running.)";
 
 }  // namespace
 
 void bind_layer(nb::module_& m) {
   nb::class_<PyLayer>(m, "Layer", nb::is_weak_referenceable(),
-                      "What nvfp4_moe.MoeLayer is built on: an open layer.")
+                      "An open layer: the base class of nvfp4_moe.MoeLayer.")
       .def(nb::init<const PyLayer&>(), nb::arg("opened"))
       .def("run", &run, nb::arg("hidden").none(), nb::arg("topk_ids").none(),
            nb::arg("topk_weights").none(), nb::arg("out") = nb::none(),
@@ -238,7 +244,7 @@ void bind_layer(nb::module_& m) {
           "\"cpu\" or \"cuda:N\".")
       .def_prop_ro(
           "handle", [](const PyLayer& self) { return self.open().handle; },
-          "The integer that stands for this layer in torch ops. It does not keep the layer alive.")
+          "The integer that torch ops take for this layer. It does not keep the layer alive.")
       .def(
           "workspace_bytes",
           [](const PyLayer& self, std::optional<int64_t> tokens) {
@@ -247,71 +253,75 @@ void bind_layer(nb::module_& m) {
             return self.layer().workspace_bytes(tokens.value_or(most));
           },
           nb::arg("tokens") = nb::none(),
-          "Bytes of workspace that a run of so many tokens takes at least; grows with them. None: "
-          "max_tokens.")
+          "Returns the minimum workspace size in bytes of a run of `tokens` tokens; it grows with "
+          "them. None: max_tokens.")
       .def_prop_ro(
           "max_tokens", [](const PyLayer& self) { return self.layer().max_tokens(); },
           "The most tokens a run may have.")
       .def_prop_ro(
           "first_expert", [](const PyLayer& self) { return self.layer().weights().range.first; },
-          "Global id of the first local expert; over an exchange, of the first local slot.")
+          "Global id of the first local expert; over an exchange, the number of the first local "
+          "slot.")
       .def_prop_ro(
           "expert_count", [](const PyLayer& self) { return self.layer().weights().range.count; },
           "How many experts this layer holds.")
       .def("status", &status,
-           "What the layer's last run reported, as counts: bad_expert_ids (skipped), "
-           "nonfinite_tokens (NaN rows),\n"
-           "nonfinite_rows, for hidden and intermediate the blocks quantized, saturated at 448 and "
-           "zeroed,\n"
-           "nonfinite_weights (topk_weights of rows here, and shared_weights, that are NaN or Inf, "
-           "also where combine\n"
-           "does not multiply by them) and nonfinite_outputs (elements of out that are NaN or Inf "
-           "as stored: by\n"
-           "overflow, where nonfinite_tokens and nonfinite_weights are 0). On a GPU it waits for "
-           "all work of the\n"
-           "device, and over an exchange raises what ended that while runs, those of graphs among "
-           "them, were under "
-           "way;\n"
-           "and with a capacity ValueError, once, where runs since it was last asked for had more "
-           "tokens than that.")
+           R"(Returns counts from the layer's last run.
+
+bad_expert_ids: ids that were skipped.
+nonfinite_tokens: tokens whose hidden holds NaN or Inf. Their output rows are NaN.
+nonfinite_rows: rows whose intermediate holds NaN or Inf.
+hidden_blocks, hidden_saturated, hidden_zeroed: blocks quantized, and how many of them saturated at
+    448 or were rounded to zero; the same for intermediate.
+nonfinite_weights: NaN or Inf in topk_weights of local rows and in shared_weights, also those that
+    combine does not multiply by.
+nonfinite_outputs: elements of out that are NaN or Inf as stored. If nonfinite_tokens and
+    nonfinite_weights are 0, the cause is an overflow.
+
+On a GPU it waits for all work of the device. Over an exchange it raises the error that ended the
+exchange during earlier runs, including replayed graphs. With a capacity it raises ValueError, once,
+if a run since the last call had more tokens than the capacity.)")
       .def("calibrate", &calibrate, nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"),
-           "Measures static activation scales on sample inputs, shaped as for run, with the exact "
-           "reference and bf16\n"
-           "activations: {\"hidden\", \"intermediate\"}: amax/2688, what input_scale takes; and "
-           "hidden_amax,\n"
-           "intermediate_amax, tokens, experts_seen. Of several batches or ranks the maximum "
-           "counts. Raises BadInput\n"
-           "on NaN or Inf.")
+           R"(Measures static activation scales on sample inputs.
+
+The inputs are those of run. It computes with the exact reference and bf16 activations.
+
+Returns:
+    A dict with hidden and intermediate (amax/2688, for input_scale), hidden_amax,
+    intermediate_amax, tokens and experts_seen. Over several batches or ranks take the maximum.
+
+Raises:
+    BadInput: hidden holds NaN or Inf.)")
       .def("warmup", &warmup, nb::arg("progress") = nb::none(),
-           "Runs the layer once at the token counts that touch every kernel, all weights and the "
-           "workspace. progress\n"
-           "gets a dict (what, item, done, total, elapsed_s); returning False cancels (Cancelled).")
+           "Runs the layer at token counts that touch every kernel, all weights and the workspace."
+           "\n\n"
+           "progress is called with a dict (what, item, done, total, elapsed_s). Return False to "
+           "cancel,\nwhich raises Cancelled.")
       .def("expert_load", &expert_load,
-           "Over an exchange, collective: how many assignments each expert got on all ranks since "
-           "open or "
-           "reset_expert_load().")
+           "Returns how many assignments each expert got on all ranks since open or "
+           "reset_expert_load().\n\n"
+           "Collective. Requires an exchange.")
       .def(
           "reset_expert_load",
           [](const PyLayer& self) {
             check(ranks_in(self, "reset_expert_load").reset_expert_load());
           },
-          "Begins to count this rank's assignments anew.")
+          "Resets this rank's expert-load counters.")
       .def("rearrange", &rearrange, nb::arg("placement"), nb::arg("checkpoint"), nb::arg("layer"),
-           "Over an exchange, collective: gives the ranks' slots other experts, in place, of a "
-           "Checkpoint's layer with\n"
-           "the same weights. placement: the expert of each slot, as many as there are "
-           "(propose_placement). The "
-           "weights\n"
-           "are what a fresh open with it packs. A rank that cannot go on ends it on all with its "
-           "message; once "
-           "experts\n"
-           "have been replaced, that ends the exchange.")
+           R"(Assigns other experts to the ranks' slots, in place. Collective; requires an exchange.
+
+The packed weights equal those of a layer newly opened with this placement. If one rank fails, the
+call fails on all ranks with its message. If experts have been replaced by then, the exchange ends.
+
+Args:
+    placement: The expert of each slot, for example from propose_placement.
+    checkpoint: A Checkpoint with the same weights.
+    layer: The layer's number in the checkpoint.)")
       .def("expert", &expert, nb::arg("local_expert"),
-           "One expert's weights as they were given, bit for bit: {\"gate\", \"up\", \"down\"} of "
-           "{\"codes\",\n"
-           "\"scales\", \"tensor_scale\" and, with expert_biases, \"bias\"}, copies; \"gate\" is "
-           "None in a layer\n"
-           "without one. -1 is the shared expert.");
+           R"(Returns copies of one expert's weights, bit for bit as they were given.
+
+local_expert -1 is the shared expert. The result has "gate" (None in a layer without one), "up" and
+"down". Each is a dict of "codes", "scales", "tensor_scale" and, with expert_biases, "bias".)");
   m.def("replace_expert", &replace_expert, nb::arg("layer"), nb::arg("local_expert"),
         nb::arg("gate").none(), nb::arg("up"), nb::arg("down"), nb::arg("biases").none(),
         nb::arg("stream").none());
@@ -319,14 +329,14 @@ void bind_layer(nb::module_& m) {
   m.def(
       "check_config", [](const std::string& json) { (void)config_of(json); }, nb::arg("config"));
 
-  // MoeLayer.run_logits, whose router comes as its fields.
+  // MoeLayer.run_logits. The router is passed as its fields.
   m.def("run_logits", &run_logits, nb::arg("layer"), nb::arg("hidden").none(),
         nb::arg("logits").none(), nb::arg("correction_bias").none(), nb::arg("token_ids").none(),
         nb::arg("hash_table").none(), nb::arg("topk").none(), nb::arg("out").none(),
         nb::arg("stream").none(), nb::arg("shared_weights").none(), nb::arg("workspace").none(),
         nb::arg("router"));
 
-  // The torch ops' bodies: a layer by its handle.
+  // The bodies of the torch ops, which take a layer's handle.
   m.def(
       "moe_layer",
       [](nb::handle hidden, nb::handle topk_ids, nb::handle topk_weights, int64_t handle,

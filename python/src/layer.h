@@ -19,8 +19,8 @@
 
 namespace nvfp4_moe::internal::python {
 
-// Owned by its Layer object, and by calls in flight: a layer dropped during a run is closed after
-// it.
+// Owned by its Layer object and by calls in flight. A layer dropped during a run is closed after
+// the run.
 struct OpenLayer {
   Device device;
   std::shared_ptr<Host> host;
@@ -31,7 +31,7 @@ struct OpenLayer {
   RunStatus status;      // on the host: of the last run that ended
   Buffer device_status;  // on a device: a RunStatus that runs write
 
-  // stream: none if the layer is at rest.
+  // stream: nullopt if no run is in flight.
   Status replace_expert(int64_t local_expert, const ExpertSource& source,
                         const std::optional<void*>& stream) {
     return stream ? layer->replace_expert_on_stream(local_expert, source, *stream)
@@ -44,8 +44,8 @@ struct OpenLayer {
 };
 HandleTable<OpenLayer>& layer_handles();
 
-// The arrays of a call. shared_weights, out and workspace may be None; hidden's framework makes the
-// out that is then returned.
+// The arrays of a call. shared_weights, out and workspace may be None. If out is None, hidden's
+// framework makes it.
 struct LayerArrays {
   nb::handle hidden;          // (T, H) bf16, fp16 or fp32
   nb::handle topk_ids;        // (T, k) int32 or int64
@@ -59,14 +59,14 @@ struct LayerArrays {
   const SelectExperts* selection = nullptr;
 };
 nb::object run_layer(OpenLayer& open, const LayerArrays& arrays);
-// In a handler of what keeps a run from its beginning: raises it, over an exchange on all ranks,
-// who wait for this one.
+// Called in a handler, if a run fails before it begins. Raises the error; over an exchange on all
+// ranks, because they wait for this one.
 [[noreturn]] void decline_run(const OpenLayer& open, const std::exception& raised);
-// The checkpoint behind an nvfp4_moe.Checkpoint.
+// The checkpoint of an nvfp4_moe.Checkpoint object.
 const Checkpoint& checkpoint_of(nb::handle object);
 CheckpointOptions reading_options(const std::optional<std::string>& gate_up_order,
                                   std::vector<std::string> accept_tensors);
-// Checked batch of the inputs alone, for calls without an output.
+// A checked batch that has only the inputs, for calls without an output.
 Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_ids,
                const Tensor& topk_weights);
 

@@ -1,4 +1,4 @@
-// Opening an nvfp4_moe.MoeLayer from arrays, floats or a checkpoint, of one rank or over an
+// Opens an nvfp4_moe.MoeLayer from NVFP4 arrays, floats or a checkpoint, with or without an
 // exchange.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -22,7 +22,7 @@ namespace nvfp4_moe::internal::python {
 
 namespace {
 
-// Shared by the three ways of opening.
+// Options shared by the three ways of opening.
 struct OpenOptions {
   Device device;
   LayerOptions layer;
@@ -44,9 +44,9 @@ struct OpenOptions {
     layer.executor = &host->executor();
   }
 
-  // Experts of arrays with that many: all, by global id, if there is an exchange, or those of this
-  // rank's slots in their order. Their number alone says which: num_experts of them are all, also
-  // if a rank has as many slots.
+  // The order of arrays with `experts` experts. Over an exchange they hold all experts by global
+  // id, or those of this rank's slots in slot order. Only their number decides: num_experts of them
+  // are all, even if a rank has the same number of slots.
   ArrayOrder order_of(int64_t experts, int64_t num_experts) const {
     if (!parallel) return ArrayOrder(layer.range.first);
     if (experts == num_experts) return ArrayOrder();
@@ -88,7 +88,7 @@ LayerScales scales_of(const std::optional<ScalePair>& pair) {
   return {checked("hidden", pair->first), checked("intermediate", pair->second)};
 }
 
-// gate (none without one), up and down as Stacks of the config's shapes.
+// Reads gate (if the layer has one), up and down as Stacks of the config's shapes.
 template <class Stack>
 struct ExpertArrays {
   std::optional<Stack> gate;
@@ -115,8 +115,8 @@ struct ExpertArrays {
   }
 };
 
-// gate (null without one), up and down as Stacks of the config's shapes; expert_of(gate, up, down,
-// order, options) gives LayerSource::expert.
+// Reads gate (null if the layer has none), up and down as Stacks of the config's shapes.
+// expert_of(gate, up, down, order, options) returns LayerSource::expert.
 template <class Stack, class ExpertOf>
 PyLayer open_arrays(const std::string& config_json, nb::handle gate, nb::handle up, nb::handle down,
                     nb::handle biases, const std::optional<ScalePair>& input_scale,
@@ -193,7 +193,7 @@ void rearrange_arrays(const PyLayer& self, std::vector<int64_t> placement, nb::h
     const MoeConfig& config = ranks.config();
     const ExpertArrays<Stack> arrays(config, gate, up, down);
     arrays.expect_all_of(config);
-    // Before an expert is replaced, whose failure would end the exchange.
+    // Checked before any expert is replaced; a later failure would end the exchange.
     if (config->expert_biases == biases.is_none())
       fail(config->expert_biases ? "biases: expected (gate, up, down) with expert_biases, got None"
                                  : "biases: expected None without expert_biases, got arrays");
@@ -268,8 +268,7 @@ PyLayer open_checkpoint(nb::handle checkpoint_object, int64_t layer, const std::
   });
 }
 
-// The options with the format that the rule gives on this device; their activation_format is the
-// declared one.
+// Replaces the declared activation_format by the one that the rule of "auto" gives on this device.
 std::string with_chosen_format(const std::string& options_json, const std::string& device,
                                const std::string& backend) {
   LayerOptions layer;

@@ -1,7 +1,7 @@
-// layer.run and the torch op's entry: arrays checked, a workspace leased, the layer run without the
-// interpreter lock.
+// layer.run and the torch op's entry: checks arrays, takes a workspace, and runs the layer without
+// the interpreter lock.
 //
-// Everything here is on the path of every call: the checks compare integers, and texts are made
+// Everything here is on the path of every call. Checks compare integers, and messages are built
 // only for failures.
 #include <mutex>
 
@@ -19,8 +19,8 @@ std::string shape_text(std::initializer_list<int64_t> shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
-// The parts of what is said of a wrong array: "(4, 64) bfloat16, float16 or float32, contiguous, on
-// cpu".
+// Raises a message such as "... expected (4, 64) bfloat16, float16 or float32, contiguous, on cpu"
+// for a wrong array.
 void check_array(const Tensor& array, std::initializer_list<int64_t> shape, bool right_dtype,
                  const char* dtypes, const Device& device) {
   bool right =
@@ -90,7 +90,7 @@ Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_i
 
 namespace {
 
-// begun: set once the ranks of an exchange receive a failure without further calls.
+// begun: set when the ranks of an exchange will receive a failure without further calls.
 nb::object run_arrays(OpenLayer& open, const LayerArrays& arrays, bool& begun) {
   if (!open.device.is_host()) check(open.layer->check_process("run"));  // before anything asks CUDA
   const Tensor hidden = Tensor::of_run(arrays.hidden, "hidden");

@@ -16,7 +16,7 @@ std::string shape_text(int64_t experts, int64_t rows, int64_t cols) {
   return text + ", " + std::to_string(rows) + ", " + std::to_string(cols) + ")";
 }
 
-// The tuple of an NVFP4 matrix or stack.
+// Unpacks the tuple of an NVFP4 matrix or stack.
 std::array<nb::object, 3> three_of(nb::handle arrays, const char* name) {
   const bool listed = nb::isinstance<nb::tuple>(arrays) || nb::isinstance<nb::list>(arrays);
   if (!listed || nb::len(arrays) != 3)
@@ -29,8 +29,8 @@ bool can_read(const Tensor& array) {
   return array.device().is_host() || memory_of(array.device()) != nullptr;
 }
 
-// size_bytes of an array from byte `offset` on, in host memory. stream: where what writes the array
-// is queued.
+// Copies size_bytes of an array, from byte `offset` on, to host memory. stream: the stream in which
+// writes to the array are queued.
 Status read_bytes(const Tensor& array, int64_t offset, void* to, size_t size_bytes, void* stream) {
   const std::byte* const from = array.data() + offset;
   if (!array.device().is_host())
@@ -49,7 +49,7 @@ void check_bytes(const Tensor& array, int64_t experts, int64_t rows, int64_t col
                         " uint8 on cpu or cuda, contiguous along the last dimension");
 }
 
-// One number as float32.
+// Reads one number as float32.
 float number_of(nb::handle value, const std::string& name) {
   double number = 0;
   if (!nb::try_cast(value, number, true)) {
@@ -79,7 +79,7 @@ std::vector<float> tensor_scales_of(nb::handle value, const char* stack, int64_t
                     sizeof(float));
       return scales;
     }
-    // One read, whatever lies between the numbers.
+    // One read, including the bytes between the numbers.
     const int64_t last = (experts - 1) * array.stride(0), first = std::min<int64_t>(last, 0);
     std::vector<float> span(static_cast<size_t>(std::abs(last) + 1));
     check(read_bytes(array, first * static_cast<int64_t>(sizeof(float)), span.data(),
@@ -126,12 +126,13 @@ Nvfp4View MatrixStack::view(int64_t local_expert) const {
 }
 
 Result<Nvfp4View> MatrixStack::host_view(int64_t local_expert, LoadedExpert& loaded) const {
-  // (rows, cols) bytes of one expert from a device, rows `stride` apart; then the copy's stride.
+  // Copies (rows, cols) bytes of one expert from a device, with rows `stride` apart, and sets the
+  // stride to the copy's.
   const auto fetch = [&](const Tensor& array, void* stream, int64_t cols,
                          int64_t& stride) -> Result<const uint8_t*> {
     const int64_t offset = local_expert * array.stride(0);
     std::vector<uint8_t>& copy = loaded.storage.emplace_back(static_cast<size_t>(rows_ * cols));
-    const int64_t run = stride == cols ? rows_ : 1;  // rows that follow each other
+    const int64_t run = stride == cols ? rows_ : 1;  // contiguous rows
     for (int64_t row = 0; row < rows_; row += run)
       NVFP4_MOE_TRY(read_bytes(array, offset + row * stride, copy.data() + row * cols,
                                static_cast<size_t>(run * cols), stream));
@@ -173,7 +174,7 @@ ExpertFn nvfp4_source(const MatrixStack* gate, const MatrixStack& up, const Matr
       return loaded;
     };
   void* const stream = up.stream();
-  // Arrays of several frameworks may be in several streams, of which the packer gets one.
+  // Arrays of several frameworks may belong to several streams, but the packer gets one.
   if ((gate != nullptr && !gate->is_in(stream)) || !up.is_in(stream) || !down.is_in(stream))
     check(memory_of(layer_device)->synchronize(layer_device.index));
   return [gate, &up, &down, order, stream](int64_t global_expert) -> Result<LoadedExpert> {
@@ -189,8 +190,8 @@ namespace {
 
 constexpr const char* kBiasNames[] = {"gate bias", "up bias", "down bias"};
 
-// gate, up and down of biases that are not None; no array for a gate that the layer has not.
-// experts: -1 for those of one.
+// gate, up and down of biases that are not None. There is no array for gate if the layer has no
+// gate. experts: -1 for the biases of one expert.
 std::array<std::optional<Tensor>, 3> bias_arrays(nb::handle biases, int64_t experts,
                                                  const MoeConfig& config, int64_t inner) {
   std::array<std::optional<Tensor>, 3> arrays;
@@ -212,7 +213,7 @@ std::array<std::optional<Tensor>, 3> bias_arrays(nb::handle biases, int64_t expe
   return arrays;
 }
 
-// One expert's: (gate (inner), up (inner), down (hidden)), or None.
+// One expert's biases: (gate (inner), up (inner), down (hidden)), or None.
 ExpertBiases read_biases(nb::handle biases, const MoeConfig& config, int64_t inner) {
   if (biases.is_none()) return {};
   const auto arrays = bias_arrays(biases, -1, config, inner);  // `biases` keeps their memory
@@ -261,7 +262,7 @@ ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::ha
                          const MoeConfig& config, int64_t inner, const Device& layer_device) {
   const bool gated = wants_gate(config, gate);
   const int64_t hidden = config->hidden_size;
-  // Where the first array lies, all have to.
+  // All arrays must be where the first one is.
   const bool on_host = gated ? Tensor(three_of(gate, "gate")[0], "gate codes").device().is_host()
                              : Tensor(three_of(up, "up")[0], "up codes").device().is_host();
   const Device device = on_host ? Device() : layer_device;
@@ -272,7 +273,7 @@ ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::ha
   source.down = read_matrix(down, "down", hidden, inner, device, &streams);
   source.on_device = !device.is_host();
   source.stream = streams.front();
-  // Arrays of several frameworks may be in several streams. The packer gets one.
+  // Arrays of several frameworks may belong to several streams, but the packer gets one.
   if (std::count(streams.begin(), streams.end(), source.stream) !=
       static_cast<std::ptrdiff_t>(streams.size()))
     check(memory_of(device)->synchronize(device.index));

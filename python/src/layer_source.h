@@ -1,4 +1,4 @@
-// Experts that lie in a caller's NVFP4 arrays, as the library's views.
+// Views of experts in a caller's NVFP4 arrays.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,7 +16,7 @@ namespace nvfp4_moe::internal::python {
 
 using ExpertFn = std::function<Result<LoadedExpert>(int64_t global_expert)>;  // LayerSource::expert
 
-// Where a caller's arrays have an expert, by its global id.
+// Maps an expert's global id to its index in a caller's arrays.
 class ArrayOrder {
  public:
   explicit ArrayOrder(int64_t first_expert = 0)
@@ -34,16 +34,15 @@ class ArrayOrder {
 
  private:
   int64_t first_expert_ = 0;
-  std::vector<int64_t> of_expert_;  // (num_experts), -1 if the arrays have none of it
+  std::vector<int64_t> of_expert_;  // (num_experts), -1 if the arrays lack the expert
 };
 
 // A stack of NVFP4 matrices: (codes (E, rows, cols/2), scales (E, rows, cols/16), tensor_scale (E)
-// or one number). Experts and rows may lie apart (a slice of a larger tensor); the last dimension
-// may not. On the host or on a GPU; tensor scales on a GPU are read once, here.
+// or one number). Experts and rows may have strides (a slice of a larger tensor); the last
+// dimension is contiguous. On the host or on a GPU. The constructor reads tensor scales on a GPU.
 class MatrixStack {
  public:
-  // arrays: the tuple as Python gave it, which must outlive the stack. ValueError on shapes and
-  // dtypes.
+  // arrays: the tuple from Python, which must outlive the stack. ValueError on shapes and dtypes.
   MatrixStack(nb::handle arrays, const char* name, int64_t rows, int64_t cols);
   MatrixStack(const MatrixStack&) = delete;  // its tensors point to its names
   int64_t experts() const { return codes_.shape(0); }
@@ -54,9 +53,9 @@ class MatrixStack {
   bool is_in(const void* stream) const {
     return codes_stream_ == stream && scales_stream_ == stream;
   }
-  // One expert where it lies.
+  // One expert in the caller's memory.
   Nvfp4View view(int64_t local_expert) const;
-  // One expert in host memory: where it is, or a copy that `loaded` keeps.
+  // One expert in host memory: the caller's, or a copy that `loaded` keeps.
   Result<Nvfp4View> host_view(int64_t local_expert, LoadedExpert& loaded) const;
 
  private:
@@ -71,21 +70,20 @@ class MatrixStack {
 // Whether the layer has a gate; ValueError if it has none and one is given.
 bool wants_gate(const MoeConfig& config, nb::handle gate);
 
-// The experts of three stacks, two without a gate: where they lie if that is the layer's device for
-// all arrays, else in host memory. The stacks must outlive it.
+// The experts of gate (null without a gate), up and down: in the caller's memory if all arrays are
+// on the layer's device, else in host memory. The stacks must outlive the result.
 ExpertFn nvfp4_source(const MatrixStack* gate, const MatrixStack& up, const MatrixStack& down,
                       const ArrayOrder& order, const Device& layer_device);
 
 // One expert's (codes (rows, cols/2), scales (rows, cols/16), tensor_scale), contiguous, all on
-// `device`. streams gets those in which what writes the arrays is queued (Tensor::ready_stream).
+// `device`. Adds to streams those in which writes to the arrays are queued (Tensor::ready_stream).
 Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t cols,
                       const Device& device = {}, std::vector<void*>* streams = nullptr);
-// The biases of E experts as Python's `_bias_arrays` gives them, or None: row-major float32 of the
-// host.
+// The biases of E experts from Python's `_bias_arrays`, or None: row-major float32 on the host.
 class BiasStack {
  public:
-  // biases: must outlive the stack. ValueError unless it is None, or (gate (E, inner), up (E,
-  // inner), down (E, hidden)), gate's None in a layer without a gate.
+  // biases: must outlive the stack. ValueError unless it is None or (gate (E, inner), up (E,
+  // inner), down (E, hidden)). gate is None in a layer without a gate.
   BiasStack(nb::handle biases, int64_t experts, const MoeConfig& config, int64_t inner);
   ExpertBiases of(int64_t local_expert) const;
 
@@ -93,8 +91,8 @@ class BiasStack {
   std::array<std::optional<Tensor>, 3> arrays_;  // gate, up, down
 };
 
-// gate and up (inner, hidden), down (hidden, inner), all on the host or all on the layer's device;
-// gate None in a layer without one; biases as BiasStack's, of one expert.
+// gate and up (inner, hidden), down (hidden, inner), all on the host or all on the layer's device.
+// gate is None in a layer without a gate. biases: as in BiasStack, for one expert.
 ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::handle biases,
                          const MoeConfig& config, int64_t inner, const Device& layer_device);
 

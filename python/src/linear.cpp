@@ -119,7 +119,7 @@ nb::object run_linear(OpenLinear& open, nb::handle x_object, nb::handle out_give
 
 void bind_linear(nb::module_& m) {
   nb::class_<PyLinear>(m, "Linear", nb::is_weak_referenceable(),
-                       "What nvfp4_moe.Nvfp4Linear is built on: an open linear.")
+                       "An open linear layer: the base class of nvfp4_moe.Nvfp4Linear.")
       .def(nb::init<const PyLinear&>(), nb::arg("opened"))
       .def(
           "run",
@@ -129,13 +129,21 @@ void bind_linear(nb::module_& m) {
           nb::arg("workspace") = nb::none(),
           nb::sig("def run(self, x: Any, out: Any = None, stream: Any = None, *, workspace: Any = "
                   "None) -> Any"),
-          "y = x W^T for x (T, in_features) bfloat16, float16 or float32; out (T, out_features), "
-          "made like x where\n"
-          "None. Both contiguous, on the linear's device. T is at most max_tokens. workspace: as "
-          "MoeLayer.run's.\n"
-          "Raises ValueError, naming the array, what was expected and what came; OutOfMemory. May "
-          "be called from\n"
-          "several threads. No gradient flows.")
+          R"(Computes y = x W^T for T tokens (0 to max_tokens).
+
+May be called from several threads. No gradient flows.
+
+Args:
+    x: (T, in_features) of bfloat16, float16 or float32, contiguous, on the linear's device.
+    out: (T, out_features) of bfloat16, float16 or float32, contiguous. None makes one like x.
+    stream, workspace: As in MoeLayer.run.
+
+Returns:
+    out.
+
+Raises:
+    ValueError: Names the array, what was expected and what it got.
+    OutOfMemory: There is no memory for a workspace.)")
       .def(
           "describe_json", [](const PyLinear& self) { return self.open->linear->describe_json(); },
           "describe() as JSON.")
@@ -144,8 +152,7 @@ void bind_linear(nb::module_& m) {
           "\"cpu\" or \"cuda:N\".")
       .def_prop_ro(
           "handle", [](const PyLinear& self) { return self.open->handle; },
-          "The integer that stands for this linear in torch ops. It does not keep the linear "
-          "alive.")
+          "The integer that torch ops take for this linear. It does not keep the linear alive.")
       .def_prop_ro(
           "out_features", [](const PyLinear& self) { return self.open->linear->weights().rows; },
           "Rows of the weight.")
@@ -163,8 +170,8 @@ void bind_linear(nb::module_& m) {
             return self.open->linear->workspace_bytes(tokens.value_or(most));
           },
           nb::arg("tokens") = nb::none(),
-          "Bytes of workspace that a run of so many tokens takes at least; grows with them. None: "
-          "max_tokens.");
+          "Returns the minimum workspace size in bytes of a run of `tokens` tokens; it grows with "
+          "them. None: max_tokens.");
   m.def("open_linear", &open_linear, nb::arg("weight"), nb::arg("out_features"),
         nb::arg("in_features"), nb::arg("activation_format"), nb::arg("activation_scale"),
         nb::arg("input_scale").none(), nb::arg("static_headroom"), nb::arg("max_tokens"),

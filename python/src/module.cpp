@@ -1,5 +1,5 @@
-// nvfp4_moe._core: the compiled half of the Python package. Arguments come checked for framework by
-// the package, and are checked here for everything else; nothing is decided in Python.
+// nvfp4_moe._core: the compiled half of the Python package. It checks all arguments except for what
+// depends on a framework, which the package checks. Python makes no decisions.
 #include <nanobind/nanobind.h>
 
 #include "errors.h"
@@ -7,8 +7,8 @@
 #include "moe/registry.h"
 
 NB_MODULE(_core, m) {
-  // torch.library keeps the operators' functions until the process is gone; that is no leak to warn
-  // every user of.
+  // torch.library keeps the operators' functions until the process exits, which nanobind would
+  // report to every user as a leak.
   nanobind::set_leak_warnings(false);
   nvfp4_moe::internal::python::prepare_to_be_unwound();
   m.attr("__version__") = NVFP4_MOE_VERSION;

@@ -1,5 +1,4 @@
-// MoeConfig from Python: the JSON that the package's MoeConfig dataclass writes, judged by the
-// library.
+// MoeConfig from Python: parses and checks the JSON that the package's MoeConfig dataclass writes.
 #pragma once
 
 #include <string>
@@ -10,7 +9,7 @@
 
 namespace nvfp4_moe::internal::python {
 
-// What is wrong with a field is the caller's argument here, not a file's content: ValueError.
+// A bad field is a caller's argument here, not a file's content, and raises ValueError.
 inline MoeConfig config_of(const std::string& json) {
   auto options = moe_options_from_json(json);
   if (!options.ok()) fail(options.status().message());

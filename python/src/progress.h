@@ -1,4 +1,4 @@
-// A Python callable as a ProgressFn.
+// Adapts a Python callable to a ProgressFn.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,10 +15,10 @@ namespace nvfp4_moe::internal::python {
 
 using ProgressCallback = nanobind::typed<nanobind::callable, std::optional<bool>(Dict)>;
 
-// Calls the callable with a dict, from a thread that may not hold the interpreter lock. Returning
-// False cancels. What it raises cancels the operation and is raised again by rethrow(), once the
-// library has returned; so does what a signal raises, Ctrl-C's KeyboardInterrupt above all, whether
-// or not there is a callable.
+// Calls the callable with a dict, from a thread that may not hold the interpreter lock. The
+// operation is cancelled if the callable returns False or raises, and also, even without a
+// callable, if a signal handler raises (Ctrl-C's KeyboardInterrupt). rethrow() raises the exception
+// again after the library has returned.
 class PyProgress {
  public:
   explicit PyProgress(std::optional<ProgressCallback> callback = std::nullopt)

@@ -1,4 +1,4 @@
-// A layer as the objects of Python hold it.
+// The layer inside a Python Layer object.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace nvfp4_moe::internal::python {
 
 class PyLayer {
  public:
-  // open(state, progress) makes the state's layer and is called without the interpreter lock.
+  // open(state, progress) makes the state's layer. It is called without the interpreter lock.
   template <class Open>
   static PyLayer make(const Device& device, const std::shared_ptr<Host>& host,
                       std::optional<ProgressCallback> progress, Open&& open);

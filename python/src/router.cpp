@@ -1,5 +1,5 @@
-// A router's GEMM and selection on arrays, on the host or in a GPU's memory: arrays become the
-// request of moe/router.h, which checks it and does the work. On a GPU that is enqueued in the
+// A router's GEMM and expert selection on arrays, on the host or on a GPU. Arrays become a request
+// of moe/router.h, which checks it and does the work. On a GPU the work is enqueued in the
 // framework's current stream, and nothing is read back.
 #include "router.h"
 
@@ -33,10 +33,10 @@ namespace {
 
 using Two = nb::typed<nb::tuple, nb::any, nb::any>;  // ids, weights
 
-// (T, E) with rows that lie anywhere but one after the other's elements: what is not so is copied.
+// Reads (T, E) logits in place if they are aligned and each row is contiguous; copies others.
 Tensor logits_of(nb::handle object) {
   if (nb::hasattr(object, "__dlpack__")) {
-    // A tensor that is lazily negated has elements two apart, and is copied below.
+    // A lazily negated tensor has a stride of two elements and is copied below.
     Tensor logits = Tensor::of_run(object, "logits");
     const bool row_major = logits.ndim() == 2 && logits.is_floating() && logits.stride(1) == 1 &&
                            logits.stride(0) >= 0 &&
@@ -50,7 +50,7 @@ Tensor logits_of(nb::handle object) {
 
 std::string on(const Tensor& beside) { return " on " + to_string(beside.device()); }
 
-// An input in addition to the logits; none if the object is None.
+// Reads an optional input; nullopt if the object is None.
 std::optional<Tensor> input_of(nb::handle object, const char* name, const Tensor& logits) {
   if (object.is_none()) return std::nullopt;
   std::optional<Tensor> array(Tensor::contiguous(object, name));
@@ -162,7 +162,7 @@ Two select_experts(nb::handle logits, nb::handle correction_bias, nb::handle tok
                         selection.logits().in_framework(selection.weights()));
 }
 
-// (T, H) in rows that lie apart, or copied into such.
+// Reads (T, H) with contiguous rows, which may have a stride; copies anything else.
 Tensor rows_of(nb::handle object, const char* name) {
   if (nb::hasattr(object, "__dlpack__")) {
     Tensor rows = Tensor::of_run(object, name);

@@ -1,4 +1,4 @@
-// A router's selection as Python asks for it: its arrays, checked, and the call they make.
+// Expert selection from Python: checks the arrays and makes the library's request.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,7 +18,7 @@ namespace nvfp4_moe::internal::python {
 // The fields of the package's RouterConfig, in its order.
 using RouterFields = std::tuple<int64_t, int64_t, std::string, bool, double, double, int64_t,
                                 int64_t, std::string, bool, bool>;
-// Checked.
+// Returns a checked config.
 RouterConfig router_config(const RouterFields& fields);
 
 // All but logits may be None.
@@ -31,7 +31,7 @@ struct SelectionArrays {
   nb::handle bad_ids;  // (1) int64
 };
 
-// Keeps its arrays as long as it lives. If out is None, logits' framework makes the arrays, ids of
+// Keeps its arrays alive. If out is None, logits' framework makes the output arrays, with ids of
 // ids_dtype.
 class Selection {
  public:

@@ -17,8 +17,8 @@ namespace {
 
 using Kind = nb::dlpack::dtype_code;
 
-// What a type of arrays offers. Types are few and live long: a small table, each type kept alive by
-// a reference, searched from its start.
+// Features of a type of arrays. There are few types and they live long, so they are kept in a small
+// table that is searched linearly. The table holds a reference to each type.
 struct KnownType {
   PyTypeObject* type;
   const DlpackExchange* table;  // null if it has none
@@ -70,7 +70,7 @@ std::string dtype_name(const nb::dlpack::dtype& dtype) {
   }
 }
 
-// function(arguments...) of the package's _arrays.
+// Calls function(arguments...) of the package's _arrays.
 template <class... Arguments>
 nb::object call_arrays(const char* function, Arguments&&... arguments) {
   return in_python([&]() -> nb::object {
@@ -79,7 +79,7 @@ nb::object call_arrays(const char* function, Arguments&&... arguments) {
   });
 }
 
-// As NumPy and torch spell it.
+// The dtype's name in NumPy and torch.
 const char* name_of_dtype(DType dtype) {
   switch (dtype) {
     case DType::kU8: return "uint8";
@@ -92,8 +92,8 @@ const char* name_of_dtype(DType dtype) {
   }
 }
 
-// Whether the framework says through DLPack that the array is not to be written. Capsules without a
-// version cannot say it.
+// Whether the framework marks the array read-only through DLPack. Capsules without a version have
+// no such flag.
 bool lent_read_only(const nb::object& object, const DlpackExchange* exchange) {
   constexpr uint64_t kReadOnly = 1;
   DlpackManagedTensor* managed = nullptr;
@@ -113,7 +113,7 @@ bool lent_read_only(const nb::object& object, const DlpackExchange* exchange) {
             kReadOnly) != 0;
   } catch (nb::python_error& error) {
     if (error.matches(PyExc_KeyboardInterrupt)) throw;
-    return false;  // no such method, or one from before versions
+    return false;  // no such method, or one that takes no version
   }
 }
 
@@ -196,7 +196,7 @@ bool Tensor::borrow_fast(PyTypeObject* type) {
   torch_ = known.torch;
   if (exchange_ == nullptr) return false;
   if (exchange_->borrow(object_.ptr(), &view_) !=
-      0) {  // no memory (meta, fake), or a layout that DLPack cannot tell
+      0) {  // no memory (meta, fake), or a layout that DLPack cannot describe
     nb::python_error error;
     std::string reason = error.what();
     reason = reason.substr(0, reason.find('\n'));
@@ -247,7 +247,7 @@ void Tensor::check_writable() const {
   }
   const nb::object writeable =
       nb::getattr(nb::getattr(object_, "flags", nb::none()), "writeable", nb::none());
-  if (writeable.is(nb::handle(Py_True))) return;  // NumPy: nothing else is asked
+  if (writeable.is(nb::handle(Py_True))) return;  // NumPy: no further check
   if (writeable.is(nb::handle(Py_False)) || lent_read_only(object_, exchange_))
     refuse("a read-only one");
   if (const nb::object why = call_arrays("immutable", object_); !why.is_none())
@@ -277,8 +277,8 @@ int64_t Tensor::count() const {
 }
 
 bool Tensor::lies_in_memory() const {
-  int64_t before = 0;  // bytes of what lies below the first element, negative
-  int64_t after = view_.dtype.bits / 8 * view_.dtype.lanes;  // of the rest
+  int64_t before = 0;  // offset of the lowest byte from the first element, not positive
+  int64_t after = view_.dtype.bits / 8 * view_.dtype.lanes;  // offset of the end
   for (int32_t i = 0; i < view_.ndim; ++i) {
     if (view_.shape[i] == 0) return true;
     int64_t reach = 0;

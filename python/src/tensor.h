@@ -1,13 +1,12 @@
-// The one array type of the binding: an array of any framework and device, in and out. Borrowed
-// without a copy (pointer, shape, strides, dtype, device; the Python object is kept alive), or
-// fresh, for a result, in the framework of an input.
+// The array type of the binding: an array of any framework and device. It is either borrowed
+// without a copy (pointer, shape, strides, dtype, device; the Python object is kept alive), or new,
+// for a result, in the framework of an input.
 //
-// A type with DLPack's exchange table (torch 2.10 and later) costs some tens of nanoseconds;
-// everything else goes through the buffer protocol, `__dlpack__`, and for what those refuse
-// (ml_dtypes, older torch) the package's
-// `_arrays`. uint16 stands for bfloat16 bits, since NumPy has no bfloat16; FP8 E4M3 (and packed
-// E2M1) stands for its bytes if bytes are wanted. Every function here needs the interpreter lock
-// but the accessors of the view.
+// Borrowing costs some tens of nanoseconds for a type with DLPack's exchange table (torch 2.10 and
+// later). Everything else goes through the buffer protocol or `__dlpack__`, and if those refuse
+// (ml_dtypes, older torch) through the package's `_arrays`. uint16 is read as the bits of bfloat16,
+// because NumPy has no bfloat16. FP8 E4M3 and packed E2M1 are read as bytes if bytes are expected.
+// Every function here except the accessors of the view needs the interpreter lock.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -34,10 +33,10 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 std::string to_string(const Device& device);  // "cpu", "cuda:0"
-// Of "cpu", "cuda" or "cuda:N": ValueError for another name, Unsupported if this build or machine
-// has no such device.
+// Parses "cpu", "cuda" or "cuda:N". ValueError for another name, Unsupported if this build or
+// machine has no such device.
 Device device_named(const std::string& name);
-// How this build reads memory of that device; null on the host and if it cannot.
+// Access to the device's memory; null for the host and if this build has no access.
 const DeviceMemory* memory_of(const Device& device);
 // The address of a stream: an integer, or an object with cuda_stream. Raises ValueError for
 // anything else.
@@ -48,31 +47,31 @@ std::string to_string(const Sizes& shape);  // "(2, 16)", "(3,)", "()"
 
 class Tensor {
  public:
-  // The array behind a Python object, as it lies. name, for messages, must outlive the Tensor.
-  // TypeError if it is no array, ValueError if its memory holds other numbers than it stands for
+  // Borrows the array of a Python object with its strides. name, for messages, must outlive the
+  // Tensor. TypeError if it is not an array, ValueError if its values differ from its memory
   // (torch's lazy negation).
   Tensor(nb::handle object, const char* name) : Tensor(object, name, LazyNegation::kRefused) {}
-  // The same for arrays that the caller refuses unless they are contiguous, without the question
-  // that this leaves out: a tensor that is lazily negated is an imaginary part, whose elements lie
-  // two apart, so that it is contiguous with a single one only. The question costs a call into
-  // torch, the whole rest some tens of nanoseconds.
+  // The same for callers that accept only contiguous arrays. It asks torch about lazy negation only
+  // if the array has a single element. A lazily negated tensor is an imaginary part, with a stride
+  // of two elements, so it is not contiguous otherwise. Asking costs a call into torch; everything
+  // else costs some tens of nanoseconds.
   static Tensor of_run(nb::handle object, const char* name) {
     return Tensor(object, name, LazyNegation::kRefusedOfOneElement);
   }
-  // The same, but numbers and lists are arrays too, and what is not row-major and aligned to its
-  // elements is copied.
+  // The same, but accepts numbers and lists too, and copies arrays that are not row-major and
+  // aligned to their elements.
   static Tensor contiguous(nb::handle object, const char* name);
-  // A fresh NumPy array, contents undefined.
+  // A new NumPy array with undefined contents.
   static Tensor numpy(const Sizes& shape, DType dtype);
-  // A fresh row-major array to be written: of this one's framework and device, or a NumPy array for
-  // a framework that has no exchange table. dtype: U8, I32, I64, F32, F16 or BF16. ValueError if
-  // such an array is on no host.
+  // A new row-major array to write: in this array's framework and device, or a NumPy array for a
+  // framework without an exchange table. dtype: U8, I32, I64, F32, F16 or BF16. ValueError if the
+  // framework has no table and this array is not on the host.
   Tensor empty_like(const Sizes& shape, DType dtype) const;
-  // Turns an array that empty_like or new_like made into one of this array's framework, once it is
-  // written: a call's result.
+  // Converts a written array from empty_like or new_like to this array's framework, as a call's
+  // result.
   nb::object in_framework(const nb::object& made) const;
   nb::object in_framework(const Tensor& made) const { return in_framework(made.object()); }
-  // This array's numbers in host memory, row-major, as F32, F64 or I64.
+  // Converts this array to row-major F32, F64 or I64 in host memory.
   Tensor cast(DType dtype) const;
 
   Tensor(Tensor&&) = default;  // not copied: the view points to what it owns
@@ -92,12 +91,11 @@ class Tensor {
   }
   Sizes shape() const { return Sizes(view_.shape, view_.shape + view_.ndim); }
   int64_t count() const;  // of elements
-  // InvalidArgument "NAME: expected an array that can be written, ..." for memory that its
-  // framework does not let be written: read-only, immutable (JAX), or of a tensor whose gradient is
-  // being recorded.
+  // InvalidArgument "NAME: expected an array that can be written, ..." if the framework forbids
+  // writing: a read-only or immutable (JAX) array, or a tensor whose gradient is being recorded.
   void check_writable() const;
   bool is_contiguous() const;
-  // Whether every element, by the strides, lies inside the address space.
+  // Whether the strides keep every element inside the address space.
   bool lies_in_memory() const;
 
   bool is_floating() const;  // BF16, F16 or F32; uint16 is BF16
@@ -108,7 +106,8 @@ class Tensor {
   bool is_u8() const;
   DType dtype() const;  // of one of the kinds above
 
-  // A tensor of torch 2.10 or later, whose allocator and current stream the exchange table reaches.
+  // Whether this is a tensor of torch 2.10 or later, whose exchange table gives access to its
+  // allocator and current stream.
   bool is_torch() const { return exchange_ != nullptr && torch_; }
   const DlpackExchange* exchange() const { return exchange_; }  // null if the type has none
 
@@ -116,15 +115,15 @@ class Tensor {
   // ValueError "NAME: expected EXPECTED, got (4, 64) float32 on cpu".
   [[noreturn]] void fail_expected(const std::string& expected) const;
 
-  // The stream that work on this array belongs to: `given` (an integer, or an object with
-  // cuda_stream), or if that is None the framework's current one of the device; null on the host
-  // and if the framework does not tell.
+  // The stream for work on this array: `given` (an integer, or an object with cuda_stream), or if
+  // that is None the framework's current stream on the device. Null on the host, and if the
+  // framework does not report its stream.
   void* stream_or(nb::handle given) const;
-  // As empty_like, of this array's own dtype, and by itself.
+  // Like empty_like, with this array's dtype; returns the plain Python object.
   nb::object new_like(const Sizes& shape) const;
-  // The stream in which work that writes this array is queued: the framework's current one; if the
-  // framework does not tell, all work of the device is waited for, and any stream will do. Null on
-  // the host.
+  // The stream in which writes to this array are queued: the framework's current stream. If the
+  // framework does not report it, this waits for all work of the device, so that any stream will
+  // do. Null on the host.
   void* ready_stream() const;
 
  private:
@@ -139,10 +138,10 @@ class Tensor {
   nb::object object_;
   const char* name_;
   nb::dlpack::dltensor view_{};
-  const DlpackExchange* exchange_ = nullptr;  // null: the slow way
+  const DlpackExchange* exchange_ = nullptr;  // null: the slow path
   bool torch_ = false;
   nb::ndarray<nb::ro> owned_;     // slow: keeps view_'s shape alive
-  std::vector<int64_t> strides_;  // slow: if the array tells none
+  std::vector<int64_t> strides_;  // slow: if the array has no strides
 };
 
 }  // namespace nvfp4_moe::internal::python

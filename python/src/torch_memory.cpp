@@ -15,8 +15,8 @@ Buffer owned(DlpackManagedTensor* managed, size_t size_bytes) {
   return Buffer(data, size_bytes, [managed](std::byte*, size_t) { managed->deleter(managed); });
 }
 
-// A tensor that `function` of the helper makes, as bytes that keep it alive. Failures other than
-// torch's refusal, an interrupt for example, pass through as they are.
+// Calls `function` of the helper and returns the tensor as bytes that keep it alive. Exceptions
+// other than torch's out-of-memory, such as an interrupt, pass through unchanged.
 Result<Buffer> made_by(const char* function, size_t size_bytes, int device, void* stream) {
   const WithLock lock;
   try {
@@ -60,7 +60,7 @@ Result<Buffer> torch_captured(const DlpackExchange& torch, size_t size_bytes, in
     if (torch.allocate(&prototype, &managed, &error, keep_text) == 0)
       return owned(managed, size_bytes);
   }
-  // Another stream, or a refusal that the helper gets again and can explain.
+  // Another stream, or a failed allocation, which the helper repeats and can explain.
   return made_by("captured", size_bytes, device, stream);
 }
 

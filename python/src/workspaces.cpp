@@ -8,12 +8,12 @@ namespace nvfp4_moe::internal::python {
 
 namespace {
 
-// cudaStreamPerThread: one name for as many streams as there are threads.
+// cudaStreamPerThread: one handle that means a different stream in each thread.
 void* const kPerThreadStream = reinterpret_cast<void*>(2);
 
-// What stands for a stream in a pool: never the same for two streams whose work may overlap.
-// Threads are numbered, and an odd number is no stream's address; 1, which is the legacy stream's
-// name, is left out.
+// The key of a stream in a pool: different for any two streams whose work may overlap. Per-thread
+// streams get odd numbers, which are never a stream's address, except 1, the legacy stream's
+// handle.
 void* key_of(void* stream) {
   if (stream != kPerThreadStream) return stream;
   static std::atomic<uintptr_t> threads{0};
@@ -59,7 +59,7 @@ Status RunWorkspace::lease(Workspaces& workspaces, size_t size_bytes, const Tens
                            void* stream) {
   if (workspaces.memory == nullptr) return lease_from(workspaces.own, size_bytes, nullptr);
   NVFP4_MOE_ASSIGN(const uint64_t capture, workspaces.memory->capture_id(stream));
-  // torch's allocator takes the streams of all threads for one.
+  // torch's allocator treats the per-thread streams of all threads as one stream.
   if (!like.is_torch() || stream == kPerThreadStream)
     return lease_from(workspaces.own, size_bytes, key_of(stream), capture);
   if (capture == 0) return lease_from(workspaces.torch, size_bytes, stream);

@@ -1,12 +1,12 @@
-// Where the workspace of a run from Python comes from: the caller, torch's caching allocator, or
-// memory of the library's own.
+// Workspaces of runs from Python: the caller's, from torch's caching allocator, or the library's
+// own memory.
 //
-// Runs on torch's CUDA tensors take torch memory, so that torch counts it, and can lend it to
-// others. Outside a capture one tensor a stream is kept and grows with the largest run; a hit costs
-// a mutex and no Python. While a graph is captured each run takes a fresh one from the graph's own
-// memory and gives it back at once: the next run of the capture gets the same bytes, as do captures
-// that share the graph's pool, and they go with the graph. Everything else, host arrays included,
-// takes library memory, kept by stream and by capture.
+// Runs on torch's CUDA tensors use torch memory, so that torch counts it and can reuse it. Outside
+// a capture, one tensor per stream is kept and grows with the largest run; finding it costs a mutex
+// and no Python. During graph capture each run allocates from the graph's memory and frees it at
+// once. The next run of the capture, and captures that share the graph's pool, get the same bytes,
+// and the memory lives as long as the graph. Everything else, including host arrays, uses the
+// library's memory, kept per stream and per capture.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace nvfp4_moe::internal::python {
 // The kept workspaces of one device.
 struct Workspaces {
   Workspaces(const Backend& backend, int device);
-  size_t release();  // WorkspacePool::release of both
+  size_t release();  // WorkspacePool::release of both pools
 
   const DeviceMemory* memory;  // null on the host
   int device;
@@ -29,8 +29,8 @@ struct Workspaces {
   WorkspacePool torch;
 };
 
-// Held while a run is enqueued; on the host, while it computes. Empty at first: one of its two
-// functions fills it, in place, since every call from Python does.
+// Held while a run is enqueued or, on the host, while it computes. It starts empty, and use() or
+// lease() fills it in place, because this is on the path of every call.
 class RunWorkspace {
  public:
   RunWorkspace() = default;
@@ -41,11 +41,11 @@ class RunWorkspace {
   void* data() const { return data_; }
   size_t size_bytes() const { return size_bytes_; }
 
-  // The caller's array, checked: uint8, contiguous, writable, on the device, its size left to the
-  // run.
+  // Uses the caller's array. Checks that it is uint8, contiguous, writable and on the device; the
+  // run checks its size.
   void use(const Tensor& array, const Device& device);
-  // At least size_bytes for a run in the stream on arrays such as `like`. Needs no interpreter
-  // lock.
+  // Takes at least size_bytes for a run in the stream on arrays such as `like`. Needs no
+  // interpreter lock.
   Status lease(Workspaces& workspaces, size_t size_bytes, const Tensor& like, void* stream);
 
  private:
@@ -54,7 +54,7 @@ class RunWorkspace {
   void* data_ = nullptr;
   size_t size_bytes_ = 0;
   std::optional<WorkspacePool::Lease> lease_;
-  std::optional<Buffer> fresh_;  // of torch's, during a capture
+  std::optional<Buffer> fresh_;  // torch memory, during a capture
 };
 
 }  // namespace nvfp4_moe::internal::python

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Takes the CUDA backends through their acceptance on the GPU of this machine, and leaves one report to send back.
+"""Runs the acceptance of the CUDA backends on this machine's GPU, and writes one report to send back.
 
     ./dev gpu --acceptance [--resume] [--part PART] [--skip STEP,...] [--only STEP,...] [--out FILE]
     ./dev gpu --acceptance --emulate 12.0       a rehearsal: a short list of tests, on the emulator of docs/contribute/emulator.md
 
-Steps go on where one fails, each within a time limit. The report is written anew before and after every step, so that a
-machine that stops leaves it behind; --resume goes on from there. Exit code: 0 accepted, 1 not accepted, 2 cannot begin,
-3 incomplete. docs/contribute/acceptance.md says what each step shows.
+Each step has a time limit, and a failed step does not stop the others. The report is rewritten before and after every step,
+so that it survives if the machine stops; --resume continues from there. Exit code: 0 accepted, 1 not accepted, 2 cannot
+begin, 3 incomplete. docs/contribute/acceptance.md describes the steps.
 """
 
 import argparse

@@ -1,5 +1,7 @@
-"""The report of tests/acceptance/acceptance.py: one file, a readable head and the whole as JSON below it, without names of the
-machine, of its users or of its folders."""
+"""The report of tests/acceptance/acceptance.py: one file with a readable head followed by JSON.
+
+It has no names of the machine, its users or its folders.
+"""
 
 import getpass
 import json

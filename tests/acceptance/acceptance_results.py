@@ -1,6 +1,6 @@
-"""What the steps of tests/acceptance/acceptance.py printed, as figures and as what is wrong with them.
+"""Parses the output of the steps of tests/acceptance/acceptance.py.
 
-Each reader takes the whole output of a step and returns (figures, what is wrong, "" where nothing is).
+Each reader takes the whole output of a step and returns (figures, problem), with "" for no problem.
 """
 
 import collections

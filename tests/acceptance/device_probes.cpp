@@ -1,11 +1,11 @@
-// What a new GPU answers to questions that no emulator can: prints one JSON object.
+// Measures properties of a new GPU that an emulator cannot show, and prints one JSON object.
 //
-// kernels: every kernel of small layers in both formats, as the driver sees it: registers, local
-// and shared memory, whether the launch was granted that, and how many ctas a multiprocessor holds
-// at once. accumulation: large + small - large through a W4A4 linear, for small = large / 2^d.
-// Where the sum has small left, the sum was at least d bits wide. scale_bytes: what a block scale
-// of the byte counts for; bytes from 0x7F on are no scales of a checkpoint, and the library refuses
-// them, so they are packed past its checks.
+// kernels: for every kernel of small layers in both formats, the driver's registers, local and
+// shared memory, whether the launch succeeded with them, and how many ctas fit on a multiprocessor.
+// accumulation: large + small - large through a W4A4 linear, for small = large / 2^d. If small is
+// left, the sum was at least d bits wide.
+// scale_bytes: the value of a block scale for each byte. The library refuses bytes from 0x7F on, so
+// they are packed without its checks.
 #include <cuda_runtime.h>
 
 #include <cmath>

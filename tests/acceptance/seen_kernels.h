@@ -1,5 +1,5 @@
-// The kernels that this program launches, with what the driver says of each: the linker sends every
-// registration and launch through here (room.cmake).
+// The kernels that this program launches, with the driver's attributes of each. The linker
+// redirects every registration and launch to this file (room.cmake).
 #pragma once
 
 #include <cstddef>

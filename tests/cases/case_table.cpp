@@ -1,4 +1,4 @@
-// The named choices, whole.
+// The complete table of named choices.
 #include "cases/choices.h"
 
 namespace nvfp4_moe::internal {

@@ -1,5 +1,5 @@
-// Which combinations of shape, routing, data and choices are cases. A case's seed is its place, so
-// that what is added comes after all others.
+// The combinations of shape, routing, data and choices that are cases. A case's seed is its index,
+// so add new cases at the end.
 #include <algorithm>
 #include <span>
 #include <utility>

@@ -1,4 +1,4 @@
-// config.json and hf_quant_config.json: what is read, what is missing, what is refused and why.
+// config.json and hf_quant_config.json: fields that are read, missing, or refused, and why.
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/model_config.h"

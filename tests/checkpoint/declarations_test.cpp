@@ -1,4 +1,4 @@
-// What config files declare of the experts' quantization.
+// Declarations of the experts' quantization in config files.
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/model_config.h"

@@ -1,4 +1,4 @@
-// What tests of checkpoints ask of loaded experts and of findings.
+// Checks of loaded experts and of findings, for tests of checkpoints.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Stacks of experts under names of their own hold the same experts as one tensor each.
+// Families that stack experts under their own names load to the same experts as separate tensors.
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/experts.h"

@@ -1,5 +1,5 @@
-// Each planted fault is told under its own id, by tensor, and nothing else is told; what decodes
-// wrongly is refused.
+// Each planted fault, and nothing else, is reported with its own id and tensor. Experts that would
+// decode wrongly are refused.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

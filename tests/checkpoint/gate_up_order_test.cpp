@@ -1,5 +1,5 @@
-// Which rows of a tensor are gate's comes from the family and the name, or from the caller, and is
-// never guessed.
+// The order of gate's and up's rows in a tensor comes from the family and the name, or from the
+// caller. It is never guessed.
 #include "checkpoint/experts.h"
 #include "nvfp4_moe/nvfp4_moe.hpp"
 

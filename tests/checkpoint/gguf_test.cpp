@@ -36,7 +36,7 @@ struct Fault {
       plant;  // of layer 0's up tensors
 };
 
-// Of expert 1.
+// Expert 1's values.
 const Fault kFaults[] = {
     {"block_scale_nan", Severity::kError, "blk.0.ffn_up_exps.weight", false,
      [](auto& blocks, auto&, auto&) { blocks[kExpertBytes + 36 + 2] = 0x7F; }},

@@ -1,4 +1,4 @@
-// A config that declares far more than the files hold costs what the files cost.
+// A config that declares far more than the files hold costs no more than the files.
 #include <sys/resource.h>
 
 #include <chrono>

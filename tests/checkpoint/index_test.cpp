@@ -1,4 +1,4 @@
-// Which of several copies of a tensor is read: the one that model.safetensors.index.json names.
+// A tensor with several copies is read from the file that model.safetensors.index.json names.
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/experts.h"

@@ -1,4 +1,4 @@
-// Layouts that real producers write and the builder does not, and those that are refused.
+// Layouts that real producers write but the builder does not, and refused layouts.
 #include <algorithm>
 
 #include "checkpoint/experts.h"

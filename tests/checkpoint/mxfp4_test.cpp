@@ -1,5 +1,5 @@
-// The MXFP4 cast against its definition in double: exact wherever the scales lie within 2^17, one
-// rounding below.
+// The MXFP4 cast against its definition in double: exact if the scales are within 2^17 of each
+// other, rounded once below.
 #include "checkpoint/mxfp4.h"
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Tensors in an experts' module that no format has: the layer is refused by name unless they are
-// harmless or accepted.
+// Tensors in an experts' module that belong to no format: the layer is refused by name unless they
+// are harmless or accepted.
 #include "checkpoint/other_tensors.h"
 
 #include "checkpoint/experts.h"

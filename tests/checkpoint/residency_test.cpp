@@ -1,4 +1,4 @@
-// What loading reads, counted byte by byte by the system; no file is mapped.
+// The bytes that loading reads, as counted by the system. No file is mapped.
 #include <fcntl.h>
 #include <unistd.h>
 

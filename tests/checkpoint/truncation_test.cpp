@@ -1,5 +1,5 @@
-// Files that change while a checkpoint is open: a reason, never a signal. What could end in one
-// runs in a child.
+// Files that change while a checkpoint is open cause an error with a reason, never a signal. Tests
+// that could end in a signal run in a child process.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -31,7 +31,7 @@ Status load_layer(const Checkpoint& checkpoint) {
   return sum > 0 ? Status() : bad_input("nothing was read");
 }
 
-// What `body` gives in a child: its exit code, or minus the signal that ended it.
+// Runs `body` in a child: returns its exit code, or minus the signal that ended it.
 template <class Body>
 int in_child(const Body& body) {
   const pid_t child = fork();

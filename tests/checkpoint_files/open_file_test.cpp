@@ -1,4 +1,4 @@
-// What each reader of files says of a name under which no regular file lies.
+// The error of each reader of files for a path that is not a regular file.
 #include "io/open_file.h"
 
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
-// What cannot be read is said with the system's reason; a Git-LFS pointer in a file's place with
-// what to do about it.
+// Unreadable files are reported with the system's reason, and a Git LFS pointer with the command
+// that fetches the file.
 #include <filesystem>
 #include <fstream>
 

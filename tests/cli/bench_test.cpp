@@ -1,5 +1,4 @@
-// bench as an instrument: what it compares a layer with, how configurations take turns, and how
-// weights stay cold.
+// bench as an instrument: its comparisons, the alternation of configurations, and cold weights.
 #include <algorithm>
 #include <atomic>
 #include <cmath>

@@ -1,4 +1,4 @@
-// What every verb promises: exit codes, streams, JSON, colours, repro lines.
+// Conventions of all verbs: exit codes, streams, JSON, colours, repro lines.
 #include "cli/run_tool.h"
 #include "safetensors/safetensors.h"
 #include "support/attack.h"

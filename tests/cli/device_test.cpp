@@ -1,5 +1,5 @@
-// --device: what the verbs say if there is no such device, and on a machine with a GPU (skipped by
-// name elsewhere) run, replay, verify, bench, explain and doctor on it.
+// --device: the verbs' errors if there is no such device, and on a machine with a GPU (skipped by
+// name elsewhere) run, replay, verify, bench, explain and doctor.
 #include "cli/run_tool.h"
 #include "moe/layer.h"
 #include "support/checkpoint_builder.h"

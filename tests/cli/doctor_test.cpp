@@ -1,5 +1,5 @@
-// doctor's report of engines: what a Python says that is found, missing, slow, broken or hostile.
-// Never a failure.
+// doctor's report of engines, with a python3 that is present, missing, slow, broken or hostile.
+// None of these is a failure.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
-// The whole way on tiny sizes: synthesize -> quantize -> inspect -> verify -> calibrate -> run ->
-// dump -> replay.
+// The complete flow at tiny sizes: synthesize -> quantize -> inspect -> verify -> calibrate -> run
+// -> dump -> replay.
 #include <cmath>
 #include <filesystem>
 #include <fstream>

@@ -1,4 +1,4 @@
-// Nothing that a file's names, a path or an argument says reaches the terminal as more than text.
+// Names in files, paths and arguments reach the terminal only as plain text.
 #include <fstream>
 #include <sstream>
 

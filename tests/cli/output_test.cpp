@@ -1,5 +1,5 @@
-// What a verb may write to: its own new files and regular ones that it is told to replace, never an
-// input or a device.
+// Verbs write only to new files, and to regular files that the user names; never to an input or a
+// device.
 #include <sys/stat.h>
 
 #include <fstream>

@@ -1,4 +1,4 @@
-// The parts of the command line that need no process: option languages, tables, progress.
+// Parts of the command line that need no process: parsing of lists, tables, progress.
 #include <chrono>
 #include <limits>
 #include <mutex>

@@ -160,7 +160,7 @@ TEST(Verify, NamesWhatItDidNotCheck) {
   ASSERT_EQ(unchecked.size(), 2u) << unchecked;
   EXPECT_EQ(unchecked[0]["what"], "weights");
   EXPECT_THAT(unchecked[0]["why"].get<std::string>(),
-              HasSubstr("without --against only illegal bytes are errors"));
+              HasSubstr("without --against ORIGINAL only illegal bytes are errors"));
   EXPECT_EQ(unchecked[1]["what"], "input_scale");
 }
 

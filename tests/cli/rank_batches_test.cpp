@@ -1,4 +1,4 @@
-// What bench --ep draws, and which part of a run a transfer belongs to.
+// The batches of bench --ep, and the attribution of transfers to parts of a run.
 #include "cli/bench/rank_batches.h"
 
 #include <algorithm>

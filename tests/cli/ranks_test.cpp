@@ -1,5 +1,4 @@
-// verify --ep and bench --ep: over threads of the tool, over processes of mpirun, and what they
-// refuse.
+// verify --ep and bench --ep: over threads of the tool, over processes of mpirun, and their errors.
 #include <filesystem>
 #include <map>
 #include <string>
@@ -62,13 +61,13 @@ TEST(Ranks, VerifyOverRanksSaysOnceWhatOneOfThemCannot) {
   };
   EXPECT_THAT(refused({"--backend", "nonesuch"}), HasSubstr("nonesuch"));
   EXPECT_THAT(refused({"--combine", "sum"}), HasSubstr("--combine"));
-  EXPECT_THAT(refused({"--against", "x"}), HasSubstr("--ep: expected neither"));
+  EXPECT_THAT(refused({"--against", "x"}), HasSubstr("--ep: expected none of --against"));
   EXPECT_THAT(refused({"--over", "nccl"}),
-              HasSubstr("--over: expected --device cuda beside it, got cpu"));
+              HasSubstr("--over: expected --device cuda too, got cpu"));
   EXPECT_THAT(refused({"--device", "cuda", "--over", "wires"}), HasSubstr("--over"));
   EXPECT_THAT(refused({"--device", "cuda", "--over", "nccl,peers"}),
-              HasSubstr("--over: expected one way"));
-  EXPECT_THAT(refused({"--device", "cuda:0"}), HasSubstr("each rank has the GPU of its number"));
+              HasSubstr("--over: expected either nccl or peers"));
+  EXPECT_THAT(refused({"--device", "cuda:0"}), HasSubstr("each rank uses the GPU with its number"));
   EXPECT_THAT(refused({"--ep", "99"}), HasSubstr("--ep"));
   EXPECT_THAT(refused({}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "1"}}),
               HasSubstr("got torchrun (run `torchrun -m nvfp4_moe.verify`"));
@@ -94,7 +93,7 @@ TEST(Ranks, VerifyUnderMpi) {
   }
   const ToolRun other = run_under_mpi({"verify", packed(), "--ep", "3"});
   EXPECT_NE(other.exit_code, 0);
-  EXPECT_THAT(other.err, HasSubstr("--ep: expected 2, the ranks that MPI has, got 3"));
+  EXPECT_THAT(other.err, HasSubstr("--ep: expected 2, the number of MPI ranks, got 3"));
 }
 
 // Bytes by hand, of 64 hidden values: a record of 32 codes, 4 scales, a row scale and a flag to 44,
@@ -290,7 +289,7 @@ TEST(Ranks, BenchSaysWhatItCannot) {
   EXPECT_THAT(refused({"--ep", "2", "--expert-range", "0:4"}), HasSubstr("--expert-range"));
   EXPECT_THAT(refused({"--ep", "10"}), HasSubstr("expected an expert for each of 10 ranks"));
   EXPECT_THAT(refused({"--ep", "2", "--device", "cuda:0"}),
-              HasSubstr("each rank has the GPU of its number"));
+              HasSubstr("each rank uses the GPU with its number"));
 }
 
 // Own experts have the shared expert where all_reduce has it, and not where all_to_all does.

@@ -1,4 +1,4 @@
-# The executable under test, and its parts for the tests that need no process.
+# The executable under test, and its parts for tests that do not start a process.
 target_sources(test_cli PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/cli/run_tool.cpp)
 target_link_libraries(test_cli PRIVATE nvfp4_moe_cli_verbs)
 target_compile_definitions(test_cli PRIVATE NVFP4_MOE_TOOL="$<TARGET_FILE:nvfp4-moe>")
@@ -16,7 +16,7 @@ if(MPI_C_FOUND AND NOT NVFP4_MOE_SANITIZE)  # MPI's own leaks would be reported
   add_dependencies(test_cli nvfp4_moe_mpi)
 endif()
 
-# Which rooms the files of a room can include.
+# Tests which rooms the files of a room can include.
 function(add_cli_room_test room)
   add_test(NAME cli/rooms.${room}
            COMMAND sh ${CMAKE_CURRENT_SOURCE_DIR}/cli/rooms_test.sh ${CMAKE_CXX_COMPILER}

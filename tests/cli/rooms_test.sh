@@ -1,5 +1,5 @@
 #!/bin/sh
-# rooms_test.sh COMPILER FOLDER:FOLDER... +ROOM... -ROOM...: whether a file compiled with these include folders finds the
+# rooms_test.sh COMPILER FOLDER:FOLDER... +ROOM... -ROOM...: checks that a file compiled with these include folders finds the
 # headers of the rooms of cli/ marked + and none of those marked -.
 compiler=$1 folders=$2
 shift 2

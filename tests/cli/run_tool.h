@@ -1,4 +1,4 @@
-// Runs the nvfp4-moe executable as a user does: a process of its own, its streams apart.
+// Runs the nvfp4-moe executable as a user does, in a separate process with separate streams.
 #pragma once
 
 #include <map>

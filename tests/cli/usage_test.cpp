@@ -1,5 +1,5 @@
-// What a mistyped command line is answered, where threads come from, and a progress line that fits
-// its terminal.
+// Errors for mistyped command lines, the source of the number of threads, and progress lines that
+// fit the terminal.
 #include <thread>
 
 #include "cli/console/parse_error.h"

@@ -1,5 +1,5 @@
-// One pair of gate and up through an activation, against long double: 4 ulps wherever the result is
-// a normal number.
+// Activations of one pair of gate and up against long double: within 4 ulps if the result is a
+// normal number.
 #include "core/activation.h"
 
 #include <gtest/gtest.h>

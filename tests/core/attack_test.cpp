@@ -1,4 +1,4 @@
-// The count of attacks (support/attack.h): only tests that say which kind they are may add to it.
+// The count of attacks (support/attack.h): only tests that declare their kind may add to it.
 #include "support/attack.h"
 
 #include <gtest/gtest-spi.h>

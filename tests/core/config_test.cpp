@@ -1,5 +1,5 @@
-// MoeConfig::make: every legal choice passes, every illegal value is named with what was expected
-// and what came.
+// MoeConfig::make: every legal choice passes, and the error for every illegal value names it with
+// the expected and the actual value.
 #include "core/config.h"
 
 #include <functional>

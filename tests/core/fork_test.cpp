@@ -1,5 +1,5 @@
-// Forked children: pools, mutexes that other threads held, and the number that tells a child from
-// its parent.
+// Forked children: pools, mutexes that other threads held, and the number that distinguishes a
+// child from its parent.
 #include "core/fork.h"
 
 #include <atomic>

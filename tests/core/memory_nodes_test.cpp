@@ -1,4 +1,4 @@
-// The list of memory nodes, and pages that come from all of them in turn.
+// The list of memory nodes, and pages interleaved over all of them.
 #include "core/memory_nodes.h"
 
 #include <sys/mman.h>

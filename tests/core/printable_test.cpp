@@ -1,4 +1,4 @@
-// Text that is safe to print: every class of character that a terminal acts on or does not show.
+// Text that is safe to print: all classes of characters that a terminal interprets or hides.
 #include "core/printable.h"
 
 #include "core/status.h"

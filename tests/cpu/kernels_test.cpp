@@ -1,4 +1,4 @@
-// The instruction sets against each other: the same bits for 8-bit activations, and for everything
+// Instruction sets against each other: the same bits for 8-bit activations and for everything
 // around the GEMMs.
 #include "backend/cpu/kernels.h"
 

@@ -1,5 +1,5 @@
-// The CPU backend's packed layout: bit for bit both ways, at the byte that the layout's picture
-// names.
+// The CPU backend's packed layout: packing and unpacking bit for bit, at the byte offsets of the
+// layout's picture.
 #include "backend/cpu/panel.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What instruction sets do with rows of elements (rows.h): portable's bits, function by function.
+// The functions of rows.h give the same bits with every instruction set as with portable.
 #include <algorithm>
 #include <bit>
 #include <cmath>

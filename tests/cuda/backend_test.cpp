@@ -1,4 +1,5 @@
-// What the cuda backend takes and declines, judged from device facts alone, and the device string.
+// The layers that the cuda backend takes and declines, from device facts only, and the device
+// string.
 #include "backend/backend.h"
 
 #include "cases/cases.h"

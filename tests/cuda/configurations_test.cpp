@@ -1,4 +1,4 @@
-// Another configuration of a run's GEMMs in its plan moves every step, and no bit.
+// Changing the configuration of a run's GEMMs in its plan affects every step, but no bit.
 
 #include <array>
 #include <string>

@@ -1,4 +1,4 @@
-// Memory and streams of a GPU, until the end of a scope.
+// Memory and streams of a GPU, released at the end of a scope.
 #pragma once
 
 #include <cuda_runtime.h>

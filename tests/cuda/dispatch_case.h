@@ -109,7 +109,7 @@ inline bool all_nan(const CaseData& data, const std::vector<uint8_t>& out) {
   return std::all_of(values.begin(), values.end(), [](float value) { return std::isnan(value); });
 }
 
-// What a layer of one rank with all experts gives on the same device.
+// The result of a layer of one rank with all experts on the same device.
 struct OneRank {
   std::vector<uint8_t> out;
   RunStatus status;

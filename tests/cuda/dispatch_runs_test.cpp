@@ -1,5 +1,4 @@
-// all_to_all on devices: graphs that are replayed with other contents, and runs that do not go
-// well.
+// all_to_all on devices: graphs replayed with other contents, and failing runs.
 #include <cuda_runtime.h>
 
 #include <algorithm>

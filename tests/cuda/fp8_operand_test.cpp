@@ -1,5 +1,5 @@
-// What quantize and requantize leave for FP8 tensor cores (fp8_operand.h). No kernel that
-// multiplies is asked.
+// The operands that quantize and requantize write for FP8 tensor cores (fp8_operand.h). Runs no
+// GEMM.
 #include "backend/cuda/fp8_operand.h"
 
 #include <algorithm>

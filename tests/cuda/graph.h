@@ -1,4 +1,4 @@
-// A CUDA graph as tests have it: captured once, replayed as often as they like.
+// A CUDA graph for tests: captured once, replayed any number of times.
 #pragma once
 
 #include <cuda_runtime.h>

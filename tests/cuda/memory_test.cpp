@@ -1,7 +1,7 @@
-// Device memory that runs out, at each of its allocations in turn: kOutOfMemory with sizes in its
-// message, all of it given back, and the device as good as before. The linker sends every
-// cudaMalloc, cudaMallocAsync and their frees of this executable through here (room.cmake), so that
-// nothing has to be filled up.
+// Each allocation of device memory in turn fails: kOutOfMemory with sizes in its message, all
+// memory is freed, and the device remains usable. The linker redirects every cudaMalloc,
+// cudaMallocAsync and their frees of this executable to this file (room.cmake), so the memory need
+// not be filled.
 #include <cuda_runtime.h>
 
 #include <atomic>

@@ -1,6 +1,6 @@
-// The counts of weights and outputs that are not finite, on a GPU, for rows so wide that several
-// CTAs share a token or one CTA goes through it in turns, and whose end leaves threads without a
-// channel. tests/layer has what is counted.
+// Counts of non-finite weights and outputs on a GPU, for rows so wide that several CTAs share a
+// token or one CTA loops over it, and whose last part leaves threads without a channel. tests/layer
+// defines the counts.
 
 #include <cmath>
 #include <cstdint>

@@ -1,6 +1,6 @@
-// router_weight on_input on a GPU: a run of every size is its steps and the host's layer, whichever
-// kernels quantize the two hiddens and bring the rows. The case table (tests/cases) has the small
-// layers, tests/layer what on_input means.
+// router_weight on_input on a GPU: a run of any size equals its steps and the host's layer, with
+// all kernels that quantize the two hiddens and copy the rows. The case table (tests/cases) has the
+// small layers; tests/layer defines on_input.
 
 #include <cmath>
 #include <string>

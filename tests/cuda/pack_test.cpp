@@ -1,4 +1,4 @@
-// Experts whose arrays lie on the layer's device.
+// Packing experts whose arrays are on the layer's device.
 #include <cuda_runtime.h>
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// The packed layout on a host: every code and scale comes back, and the bits mean what the kernels
-// take them for.
+// The packed layout on a host: every code and scale is restored, and the bits have the meaning that
+// the kernels assume.
 #include "backend/cuda/packed_tile.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Ranks whose devices write into each other's memory: how the others' waits end where one fails.
+// Ranks whose devices write into each other's memory: the waits of the others end if one fails.
 #include <cuda_runtime.h>
 
 #include <atomic>
@@ -15,7 +15,7 @@ namespace {
 
 class CudaPeersFailures : public PeersTest {};
 
-// What the last rank does while the others replay a graph.
+// The last rank's action while the others replay a graph.
 enum class LastRank { kDoesNotCome, kAborts, kIsStopped };
 
 // The others end by the device's own clock, or where it aborts at once; out is NaN, and every later

@@ -29,7 +29,7 @@ inline int gpus() {
   return count;
 }
 inline int device_of(int rank) { return emulated() ? 0 : rank; }
-// What is between the ranks' devices.
+// The connection between the ranks' devices.
 enum class Between { kNccl, kPeers };
 inline Status connect_devices(Exchange& exchange, Between between) {
   const std::string device = "cuda:" + std::to_string(device_of(exchange.rank()));

@@ -1,5 +1,5 @@
-// Graphs of ranks whose link has failed: whatever lies where the other ranks' bytes would come, no
-// replay's out is a number.
+// Graphs of ranks whose link has failed: no replay's out is a number, whatever stale bytes are in
+// the receive buffers.
 #include <cuda_runtime.h>
 
 #include <string>

@@ -1,5 +1,4 @@
-// A layer over ranks on a GPU: all_reduce against the sum of what the ranks' layers give one by
-// one.
+// A layer over ranks on a GPU: all_reduce against the sum of the ranks' layers, run one by one.
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 

@@ -1,10 +1,9 @@
-// What GPUs wrote, as the judge of what else runs the same kernels, the emulator first
-// (support/recording.h).
+// Compares kernels with recordings of GPUs, mainly on the emulator (support/recording.h).
 //
-// A fixed list of small inputs. Of equal bits where the contract or exact sums fix them: packed
-// weights; route, quantize, requantize and combine, each fed with the reference's arrays; gemm2 of
-// every configuration; select_experts. gemm1's sums are exact too, but its SwiGLU is not: there
-// every element is one of two neighbours. Whole layers are judged by their limits.
+// A fixed list of small inputs. The bits must be equal if the contract or exact sums determine
+// them: packed weights; route, quantize, requantize and combine, each with the reference's inputs;
+// gemm2 of every configuration; select_experts. gemm1's sums are exact too, but its SwiGLU is not,
+// so every element is one of two neighbours. Whole layers are compared within their limits.
 
 #include <algorithm>
 #include <cstring>

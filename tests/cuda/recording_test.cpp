@@ -1,4 +1,4 @@
-// The recorder itself, without a device: what it wrote agrees with the same again, and with nothing
+// The recorder itself, without a device: a recording agrees with the same results and with nothing
 // else.
 #include "support/recording.h"
 

@@ -1,4 +1,4 @@
-// all_reduce over ranks with devices, and the check against what the ranks' layers give one by one.
+// all_reduce over ranks with devices, and the check against the ranks' layers, run one by one.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,5 @@
-// Experts on a GPU replaced in the order of a stream: outputs have the bits of the old expert or
-// the new one.
+// Replacing experts on a GPU in stream order: outputs have the bits of either the old or the new
+// expert.
 #include <cuda_runtime.h>
 
 #include <array>
@@ -96,7 +96,7 @@ class CudaReplace : public BackendTest {
     return layer.ok() ? std::move(*layer) : nullptr;
   }
   bool takes(const MoeOptions& kind) { return !declines(backend(), *MoeConfig::make(kind)); }
-  // What a fresh layer of these weights gives.
+  // The result of a new layer with these weights.
   std::vector<float> expected(Weights& weights, TinyBatch batch) {
     const auto layer = open(weights);
     EXPECT_OK(run_from_host(*layer, batch.batch()));
@@ -287,7 +287,7 @@ TEST_P(CudaReplace, OfACapturedLayerIsRefusedWithoutAStream) {
   expect_unpacks(*layer, 1, old);
 }
 
-// What is illegal is refused before anything is enqueued.
+// Illegal arguments are refused before anything is enqueued.
 TEST_P(CudaReplace, OnAStreamRefusesBadScalesAndCapturedStreams) {
   const MoeOptions kind = kinds_of_layers()[0];
   Weights old(kind, 7), other(kind, 8);

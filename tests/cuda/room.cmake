@@ -1,5 +1,5 @@
-# The CUDA backends: what a host can judge of them, and on a machine with a GPU (skipped by name elsewhere) streams, graphs
-# and large shapes. The case table goes through them in tests/steps and tests/layer.
+# The CUDA backends: tests that run on any host, and on a machine with a GPU (skipped by name elsewhere) streams, graphs and
+# large shapes. tests/steps and tests/layer run the case table on them.
 target_link_libraries(test_cuda PRIVATE nvfp4_moe_cudart)
 target_link_options(test_cuda PRIVATE LINKER:--wrap=cudaMalloc,--wrap=cudaFree,--wrap=cudaMallocAsync,--wrap=cudaFreeAsync)  # memory_test.cpp
 add_dependencies(test_cuda fake_nccl)  # ranks_test.cpp; exchange/room.cmake makes it

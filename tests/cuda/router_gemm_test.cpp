@@ -1,5 +1,4 @@
-// A router's GEMM on a GPU: bit for bit the host's, for every way that the kernel takes tokens and
-// rows.
+// A router's GEMM on a GPU: bit for bit the host's, for every code path over tokens and rows.
 #include <cuda_runtime.h>
 
 #include <cmath>

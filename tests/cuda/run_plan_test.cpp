@@ -1,5 +1,5 @@
-// The plan of a run, which needs no device: what is chosen, that steps agree about it, and that it
-// costs little to make.
+// The plan of a run, without a device: its choices, that all steps use it, and that it is cheap to
+// make.
 #include "backend/cuda/run_plan.h"
 
 #include <array>

@@ -1,4 +1,4 @@
-// Runs that select their experts on a GPU have the bits of a selection on the host.
+// Runs that select experts on a GPU give the same bits as with a selection on the host.
 #include <cuda_runtime.h>
 
 #include <cmath>

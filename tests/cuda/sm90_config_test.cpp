@@ -1,5 +1,4 @@
-// The configurations of the Hopper backend: which of them a batch is given, and that each has its
-// kernels.
+// The configurations of the Hopper backend: which one a batch gets, and that each has its kernels.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A small batch's intermediate under fp8 on Hopper, which gemm2 turns to E4M3: the bits of
+// A small batch's intermediate with fp8 on Hopper, which gemm2 converts to E4M3: the same bits as
 // requantize.
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Kernels of the Hopper backend that hold a narrow and a wide configuration.
+// Kernels of the Hopper backend that contain a narrow and a wide configuration.
 
 #include <algorithm>
 #include <cstring>

@@ -1,5 +1,5 @@
-// How ranks find each other's devices: by addresses that mean the same in every process, and
-// whether one reaches another.
+// How ranks identify each other's devices, by addresses that are the same in every process, and
+// whether they have peer access.
 #include <cuda_runtime.h>
 
 #include <set>

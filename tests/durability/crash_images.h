@@ -1,4 +1,4 @@
-// What a folder may hold after a power loss: every state that a file system is free to leave
+// The possible contents of a folder after a power loss: every state that a file system may leave
 // between two syncs.
 #pragma once
 

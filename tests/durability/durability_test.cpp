@@ -1,5 +1,5 @@
-// What a power loss leaves, at every moment of a run: a rerun finishes with the same bytes, and
-// once a run has said that it is done nothing can be lost any more.
+// A power loss at any moment of a run: a rerun finishes with the same bytes, and once a run has
+// reported that it is done nothing can be lost.
 #include <functional>
 #include <set>
 

@@ -1,10 +1,9 @@
-// The calls by which this process writes below a folder, recorded as they come; and faults put into
-// them.
+// Records the calls with which this process writes below a folder, and injects faults into them.
 //
-// recorded_calls.cpp defines open, write, fsync, rename and their like for the whole executable: a
-// call of the library or of the C++ runtime comes there first. Nothing is synced for real: what a
-// crash would keep is computed from the record (crash_images.h), and a test need not wait for
-// disks.
+// recorded_calls.cpp defines open, write, fsync, rename and similar functions for the whole
+// executable, so calls of the library and of the C++ runtime go through it. Nothing is really
+// synced: the state after a crash is computed from the record (crash_images.h), so tests do not
+// wait for disks.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A float checkpoint that is quantized in milliseconds, into several shards.
+// A float checkpoint that quantizes in milliseconds, into several shards.
 #pragma once
 
 #include <fstream>

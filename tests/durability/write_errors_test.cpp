@@ -1,4 +1,4 @@
-// A disk that is full or broken: the reason is told, no temporary file stays, and a rerun finishes.
+// A full or broken disk: the error has the reason, no temporary file is left, and a rerun finishes.
 #include <cerrno>
 
 #include "durability/recorded_calls.h"

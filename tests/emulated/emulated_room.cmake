@@ -1,13 +1,13 @@
-# The project's CUDA programs without a GPU: a program's objects linked a second time, with the emulator in place of CUDA's
-# run time. Tests run as those of the devices that tiers.txt names; a test has the label "emulated" where it is of the quick
-# tier, which ./dev test runs, and "emulated_long" otherwise (./dev emulate). emulated/CAPABILITY/checked are those that run
-# under the checker of order besides, in one process. COST: the longest tests begin, so that no core waits for one at the end.
+# Runs the project's CUDA programs without a GPU: a program's objects are linked a second time, with the emulator instead of
+# CUDA's run time. Tests run on the emulated devices of tiers.txt. Tests of the quick tier, which ./dev test runs, have the label
+# "emulated", the others "emulated_long" (./dev emulate). emulated/CAPABILITY/checked are tests that also run under the checker
+# of order, in one process. COST makes the longest tests start first, so that no core waits for one at the end.
 
-# emulated_program(TARGET library...): emulated_TARGET. The libraries are static ones of this project that it needs besides.
+# emulated_program(TARGET library...): makes emulated_TARGET. The libraries are further static libraries of this project.
 function(emulated_program target)
   add_executable(emulated_${target} $<TARGET_OBJECTS:${target}>)
   foreach(library ${ARGN} nvfp4_moe_internal)
-    # By its file, since the target would bring CUDA's own run time.
+    # By its file, because the target would link CUDA's run time.
     target_link_libraries(emulated_${target} PRIVATE $<TARGET_FILE:${library}>)
     add_dependencies(emulated_${target} ${library})
   endforeach()
@@ -19,7 +19,7 @@ function(emulated_program target)
   set_target_properties(emulated_${target} PROPERTIES LINKER_LANGUAGE CXX)
 endfunction()
 
-# GoogleTest's pattern of the tests of a tier on a device: what tiers.txt says of this device and of all ("*").
+# Makes a GoogleTest pattern of a tier's tests on a device, from the lines of tiers.txt for this device and for all ("*").
 function(emulated_tests out capability tier)
   file(STRINGS ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/tiers.txt lines REGEX "^[^#]")
   set(patterns "")

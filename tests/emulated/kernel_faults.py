@@ -1,4 +1,4 @@
-"""Faults planted in the project's own kernels, as edits of their PTX, and the test that should see each.
+"""Faults planted in the project's kernels, as edits of their PTX, and the test that should detect each.
 
 python kernel_faults.py NAME KERNEL FILE edits the kernel in place: the command that test_kernel_faults.py gives the emulator as
 PTXEMU_EDIT, which runs it when a kernel is first launched. Standard library only.

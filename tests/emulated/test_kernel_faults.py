@@ -1,5 +1,7 @@
-"""The kernels' tests on trial: each fault of kernel_faults.py, planted in the kernels' PTX, must be seen by the test named
-there, by its values or by the checker of order. Minutes of compiling: only where PTXEMU_KERNEL_FAULTS is set.
+"""Checks the kernels' tests: each fault of kernel_faults.py, planted in the kernels' PTX, must be detected by its test.
+
+It is detected by wrong values or by the checker of order. Compiling takes minutes, so it runs only if PTXEMU_KERNEL_FAULTS is
+set.
 """
 
 import concurrent.futures
@@ -24,7 +26,7 @@ PROGRAMS = HERE.parents[1] / "build/cpu/tests"
 
 
 def run(test, fault, checked, multiprocessors):
-    """What a test prints with a fault planted."""
+    """Returns a test's output with a fault planted."""
     capability, program, name = test.split()
     environment = os.environ | {
         "PTXEMU_CC": capability,

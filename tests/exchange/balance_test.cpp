@@ -1,5 +1,4 @@
-// What is proposed for a load: legal, the same for the same load, and even enough; measured on
-// runs, too.
+// Proposed placements are legal, the same for the same load, and balanced; also measured on runs.
 #include "parallel/balance.h"
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// Ranks that are processes: a host's communication over memory that they share from before their
-// fork.
+// Ranks as processes that communicate over memory shared since before their fork.
 #pragma once
 
 #include <gtest/gtest.h>

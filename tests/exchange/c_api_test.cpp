@@ -1,5 +1,4 @@
-// Expert parallel through the C and C++ interfaces: exchanges, layers over them, and what is
-// refused.
+// Expert parallel through the C and C++ interfaces: exchanges, layers over them, and refusals.
 
 #include <atomic>
 #include <cstring>

@@ -1,4 +1,5 @@
-// An exchange over a host's functions: an abort beside a call, and timeouts that no clock holds.
+// An exchange over a host's functions: an abort during a call, and timeouts beyond what clocks can
+// represent.
 #include "exchange/callback.h"
 
 #include <atomic>

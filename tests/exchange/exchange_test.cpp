@@ -1,5 +1,5 @@
-// What ranks say to each other, over threads and over a host's functions: bytes, sums, agreement,
-// and every way to fail.
+// Exchanges between ranks, over threads and over a host's functions: bytes, sums, agreement, and
+// all failures.
 #include "exchange/exchange.h"
 
 #include <bit>

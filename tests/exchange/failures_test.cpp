@@ -1,5 +1,5 @@
-// A layer over several ranks that cannot open or run: every rank ends with the cause, and goes on
-// where it can.
+// A layer over several ranks that cannot open or run: every rank ends with the cause, and continues
+// if it can.
 
 #include <atomic>
 #include <functional>

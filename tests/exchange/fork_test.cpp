@@ -1,4 +1,4 @@
-// An exchange and a watch in a forked child: nothing there is said in the rank's name.
+// An exchange and a watch in a forked child: the child sends nothing in the rank's name.
 
 #include <atomic>
 #include <memory>

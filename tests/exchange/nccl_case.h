@@ -1,4 +1,4 @@
-// Ranks over NCCL's test double, and what tests ask of it and set.
+// Ranks over NCCL's test double, and the double's queries and settings.
 #pragma once
 
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-// How NCCL's transport ends: what it waits for, which is never a graph, and what its end is to work
-// that was done before.
+// Ending NCCL's transport: what it waits for, which is never a graph, and the effect on earlier
+// work.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,5 +1,4 @@
-// NCCL's transport over its test double: which calls it makes, what it moves, and every way in
-// which it ends.
+// NCCL's transport over its test double: its calls, the bytes that it moves, and all ways to end.
 #include "exchange/nccl.h"
 
 #include <dlfcn.h>
@@ -76,7 +75,7 @@ TEST(Nccl, OneGroupACallAndNothingForEmptyBlocks) {
   EXPECT_EQ(calls(), "destroy\n");
 }
 
-// What every rank's connect says.
+// The status of connect on every rank.
 std::vector<std::string> refused(int world, const std::function<NcclOptions(int rank)>& options,
                                  Timeout timeout = kLong) {
   std::vector<std::string> messages(static_cast<size_t>(world));

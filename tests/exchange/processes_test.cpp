@@ -1,5 +1,5 @@
-// Ranks poll each other's processes: ends and failures are reported without a call, and what keeps
-// a rank from polling.
+// Ranks poll each other's processes: exits and failures are reported without a call; and the cases
+// in which a rank cannot poll.
 #include "exchange/processes.h"
 
 #include <signal.h>

@@ -1,4 +1,4 @@
-// Slots given other experts out of a caller's arrays, through the C and C++ interfaces.
+// Assigning other experts to slots from a caller's arrays, through the C and C++ interfaces.
 
 #include <string>
 #include <vector>

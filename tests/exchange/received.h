@@ -1,4 +1,4 @@
-// Shared by tests of what another rank sends.
+// Helpers of tests of messages from other ranks.
 #pragma once
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// Whatever another rank sends of a run, in each place of its messages: a failure by name, or that
-// rank's own tokens' bits.
+// Arbitrary values at each position of another rank's messages of a run: a named failure, or only
+// the results of that rank's own tokens change.
 
 #include <array>
 #include <cstdint>

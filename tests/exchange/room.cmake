@@ -1,4 +1,4 @@
-# NCCL's test double: one that works, one that is too old, one that lacks a function, and one with NCCL's own soname.
+# Test doubles of NCCL: one that works, one that is too old, one that lacks a function, and one with NCCL's own soname.
 function(add_fake_nccl name)
   cmake_parse_arguments(FAKE "" "SONAME" "DEFINITIONS" ${ARGN})
   add_library(${name} SHARED ${CMAKE_CURRENT_SOURCE_DIR}/exchange/fake_nccl/fake_nccl.cpp)

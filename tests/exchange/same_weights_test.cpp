@@ -1,5 +1,4 @@
-// Ranks that opened other weights, another layer, with another backend or library: none of them
-// forms a world.
+// Ranks that opened different weights, layers, backends or libraries are refused.
 
 #include <filesystem>
 #include <functional>

@@ -1,5 +1,4 @@
-// The thread that watches what a device does: when it polls, what ends by a failure, and who is
-// informed.
+// The thread that watches a device: when it polls, what a failure ends, and who is informed.
 #include "exchange/watch.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // The weight quantizer against two plain re-implementations of the contract, written here: exact
 // (comparison of amax with boundary * 6s and of |x| with boundary * v s) and literal (divide in
-// double, round once). That all three agree shows at once that the fast path is right and that a
-// double division never rounds onto a boundary.
+// double, round once). If all three agree, the fast path is right and a double division never
+// rounds onto a boundary.
 #include <bit>
 #include <cmath>
 #include <limits>

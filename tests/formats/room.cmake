@@ -1,4 +1,4 @@
-# The oracles that come from NVIDIA's headers. Each is optional: without its headers the tests build and report a skip.
+# Oracles from NVIDIA's headers. Each is optional: without its headers the tests build and report a skip.
 find_path(NVFP4_MOE_CUDA_FP4_DIR cuda_fp4.h HINTS "${NVFP4_MOE_CUDA_INCLUDE_DIR}" /usr/local/cuda/include
           ENV CUDA_HOME PATH_SUFFIXES include)
 mark_as_advanced(NVFP4_MOE_CUDA_FP4_DIR)
@@ -8,7 +8,7 @@ if(NVFP4_MOE_CUDA_FP4_DIR)
   endforeach()
 endif()
 
-# An executable of its own, so that no other test waits for CuTe to compile.
+# A separate executable, so that no other test waits for CuTe to compile.
 add_room(test_formats_cute formats ${CMAKE_CURRENT_LIST_DIR}/cute/cute_layout_test.cpp)
 set(CUTLASS_DIR "${NVFP4_MOE_CUTLASS_DIR}")
 if(NOT CUTLASS_DIR)

@@ -1,5 +1,5 @@
-// What another rank may say, and the C interface of exchanges, placements and rearranging with
-// arguments of every kind.
+// Arbitrary messages from another rank, and the C interface of exchanges, placements and
+// rearranging with arguments of every kind.
 //
 // One input is what another rank sends of a layer's runs, changed in some places; or a list of
 // calls on a layer over a world of one rank, where no call can wait for anybody. Checked besides

@@ -1,4 +1,4 @@
-// ggml's blocks by definition, written here in its own words: element by element.
+// ggml's blocks against an independent implementation of their definition, element by element.
 #include "gguf/blocks.h"
 
 #include <random>

@@ -1,5 +1,5 @@
 // Hostile GGUF files: a table of wrong ones, every truncation of a good one, and every byte of its
-// header disturbed.
+// header changed.
 #include <set>
 
 #include "checkpoint/checkpoint.h"

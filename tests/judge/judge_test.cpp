@@ -1,5 +1,4 @@
-// The judges are judged: a plausible result passes, every planted fault turns red and is named by
-// its coordinates.
+// Tests the judges: a plausible result passes, and every planted fault fails with its coordinates.
 #include "judge/judge.h"
 
 #include <cmath>

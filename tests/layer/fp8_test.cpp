@@ -1,5 +1,5 @@
-// What fp8 is for: an error against activations and weights that are not rounded far below NVFP4's;
-// and what its packing tells.
+// fp8: the error against unrounded activations and weights is far below NVFP4's; and the report of
+// its packing.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// What int8_block is for, and what its reference promises: a small error against activations that
-// are not quantized, and sums that no spread of block scales can spoil.
+// int8_block and its reference: a small error against unquantized activations, and sums that are
+// robust against any spread of block scales.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// The walk over a host workspace, and the activation scales that config and checkpoint decide.
+// The layout of a host workspace, and the activation scales from config and checkpoint.
 #include "backend/layer_steps.h"
 
 #include <gmock/gmock.h>

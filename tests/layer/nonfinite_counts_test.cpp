@@ -1,6 +1,5 @@
-// What a run counts of weights and outputs that are not finite, against a scan of its own inputs
-// and of the bytes of out: by every backend, under every router_weight, type of out and alignment
-// of out, with one token and with thousands.
+// A run's counts of non-finite weights and outputs against a scan of its inputs and of out: for
+// every backend, router_weight, type and alignment of out, with one token and with thousands.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// router_weight on_input, by what it is defined as: the routed experts get hidden times the weight
-// as if it were hidden, and the shared expert gets hidden.
+// router_weight on_input, by its definition: the routed experts get hidden times the weight as
+// their hidden, and the shared expert gets hidden.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,4 @@
-// Properties that hold for every host backend, whatever its kernels: none of them knows what the
-// numbers should be.
+// Properties that hold for every host backend with any kernels, without knowing the right numbers.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,9 +1,9 @@
-// Memory that fails on request: malloc and its like, mmap and thread creation, for everything in
-// this process.
+// Memory that fails on request: malloc and similar functions, mmap and thread creation, for the
+// whole process.
 //
-// failing_memory.cpp defines those functions. It is linked into this room's tests, and is a shared
-// object of its own that a child process preloads (NVFP4_MOE_FAIL_AT, NVFP4_MOE_FAIL_ALL).
-// Sanitizers bring their own malloc: there it defines nothing, and kFailingMemory is false.
+// failing_memory.cpp defines those functions. It is linked into this room's tests, and is also a
+// shared object that a child process preloads (NVFP4_MOE_FAIL_AT, NVFP4_MOE_FAIL_ALL). Sanitizers
+// have their own malloc: with them it defines nothing, and kFailingMemory is false.
 #pragma once
 
 #include <cstdint>

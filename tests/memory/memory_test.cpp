@@ -1,6 +1,6 @@
-// Every way into the library with one request for memory failing, or all from one on: kOutOfMemory
-// or success, nothing lost, no end of the process. Here the first requests of each operation and
-// then a stride; the long tier tries all.
+// Every entry point of the library with one failing memory request, or all failing from one on:
+// kOutOfMemory or success, no leak, no crash. Tries the first requests of each operation and then
+// every n-th; the long tier tries all.
 #include <sys/resource.h>
 #include <unistd.h>
 

@@ -1,5 +1,4 @@
-// The library's operations as the sweeps run them: over tiny checkpoints and layers, each from its
-// beginning to its end.
+// The library's operations for the sweeps: complete, over tiny checkpoints and layers.
 #pragma once
 
 #include <vector>

@@ -1,9 +1,9 @@
-# Memory that fails on request: in the tests themselves, and as a shared object that the command line preloads.
+# Memory allocation that fails on request: in the tests, and as a shared object that the command line preloads.
 foreach(target test_memory test_memory_long)
   set(room ${CMAKE_CURRENT_SOURCE_DIR}/memory)
   target_sources(${target} PRIVATE ${room}/failing_memory.cpp ${room}/sweep.cpp ${room}/operations.cpp)
   target_link_libraries(${target} PRIVATE ${CMAKE_DL_LIBS})
-  set_target_properties(${target} PROPERTIES ENABLE_EXPORTS ON)  # libstdc++ makes threads by our pthread_create
+  set_target_properties(${target} PROPERTIES ENABLE_EXPORTS ON)  # so that libstdc++ calls our pthread_create
 endforeach()
 set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/memory/failing_memory.cpp PROPERTIES
                             SKIP_UNITY_BUILD_INCLUSION ON)

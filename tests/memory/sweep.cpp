@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMostFaults = 30;
 
-// What the child leaves for its parent.
+// The child's report to its parent.
 struct Shared {
   int64_t at;  // the request that fails now
   bool finished;

@@ -1,8 +1,7 @@
-// A sweep: one operation again and again, each time with another of its requests for memory
-// failing.
+// A sweep repeats one operation, each time with another of its memory requests failing.
 //
-// It runs in a child process, which tells by shared memory where it is: what ends or hangs the
-// child is a fault of the request that failed, and another child goes on behind it.
+// It runs in a child process, which reports its position through shared memory. If the child ends
+// or hangs, the failed request has revealed a fault, and another child continues after it.
 #pragma once
 
 #include <functional>

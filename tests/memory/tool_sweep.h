@@ -1,5 +1,5 @@
-// The command line with memory failing, as a process of its own: its exit code for it, with a
-// message, or success.
+// The command line in a separate process with failing memory: the exit code for it with a message,
+// or success.
 #pragma once
 
 #include <cstdio>

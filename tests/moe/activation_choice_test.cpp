@@ -1,4 +1,4 @@
-// The rule of activation_format "auto": what each backend runs of what a checkpoint declares.
+// The rule of activation_format "auto": the format of each backend for each declaration.
 #include "moe/activation_choice.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// The C interface's format functions: what they compute is what the library computes.
+// The C interface's format functions compute the same as the library.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

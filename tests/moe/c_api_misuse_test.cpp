@@ -1,4 +1,4 @@
-// The C interface misused: nothing gets further than a code and a text.
+// Misuse of the C interface: every case ends with a code and a text.
 #include <cmath>
 #include <initializer_list>
 #include <thread>

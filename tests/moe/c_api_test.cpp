@@ -1,4 +1,4 @@
-// The C interface: what it computes is what the library computes.
+// The C interface computes the same as the library.
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
-// One file of the packed cache: every bit counts, part files of dead writers go, and processes that
-// write, read and are killed at any moment see whole entries only.
+// Files of the packed cache: every bit is checked, partial files of dead writers are removed, and
+// concurrent writers and readers that may be killed at any moment see only whole entries.
 #include "moe/cache_file.h"
 
 #include <fcntl.h>

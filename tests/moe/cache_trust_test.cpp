@@ -1,5 +1,5 @@
-// Whose entries of the packed cache are believed, who may read them, and what becomes of files that
-// change under it.
+// The packed cache: which owners' entries are trusted, who may read them, and files that change
+// while they are used.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

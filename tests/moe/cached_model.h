@@ -1,4 +1,4 @@
-// A small checkpoint and a folder for its packed layer: what tests of the packed cache open.
+// A small checkpoint and a folder for its packed layer, for tests of the packed cache.
 #pragma once
 
 #include <filesystem>

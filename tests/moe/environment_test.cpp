@@ -1,5 +1,5 @@
-// The environment's variables: each does what it says, and a bad value is an error that names it.
-// And the log.
+// Environment variables: each has its documented effect, and a bad value is an error that names it.
+// Also the log.
 #include <filesystem>
 
 #include "moe/repro.h"

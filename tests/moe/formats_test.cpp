@@ -1,5 +1,5 @@
-// The front of the format functions: one set of checks for the host and a device. A table that only
-// notes its calls stands for a device, so that what reaches one is seen without having one.
+// The argument checks of the format functions, shared by the host and a device. A table that only
+// records its calls replaces a device, to check what would reach one.
 #include "moe/formats.h"
 
 #include <cmath>

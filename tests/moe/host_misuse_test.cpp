@@ -1,5 +1,4 @@
-// A host that throws out of its callbacks, strides that leave the address space, and numbers that
-// are not aligned.
+// A host whose callbacks throw, strides that leave the address space, and unaligned numbers.
 #include <stdexcept>
 #include <thread>
 

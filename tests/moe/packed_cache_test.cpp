@@ -1,4 +1,4 @@
-// The packed cache: hits give the same bytes, everything doubtful is refused and rebuilt.
+// The packed cache: hits give the same bytes, and every doubtful entry is refused and rebuilt.
 #include "moe/packed_cache.h"
 
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-// Repros: what is written runs again; what is wrong in a file is told.
+// Repro files: a written file runs again, and errors in a file are reported.
 #include "moe/repro.h"
 
 #include <sys/stat.h>

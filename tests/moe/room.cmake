@@ -1,4 +1,4 @@
-# The package seen from outside: exported symbols, the header as C11, the example built against an installed tree.
+# The installed package: exported symbols, the header as C11, the example built against an installed tree.
 add_test(NAME moe/exports COMMAND sh ${CMAKE_CURRENT_SOURCE_DIR}/moe/exports_test.sh $<TARGET_FILE:nvfp4_moe>
                                   ${PROJECT_SOURCE_DIR}/include/nvfp4_moe/nvfp4_moe.h)
 
@@ -6,7 +6,7 @@ add_executable(test_moe_header_c11 ${CMAKE_CURRENT_SOURCE_DIR}/moe/header_c11.c)
 set_target_properties(test_moe_header_c11 PROPERTIES C_STANDARD 11 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF)
 target_compile_options(test_moe_header_c11 PRIVATE -Wall -Wextra -Wpedantic -Werror)
 target_link_libraries(test_moe_header_c11 PRIVATE nvfp4_moe nvfp4_moe_flags)  # flags: a sanitizer, if any
-if(NVFP4_MOE_SANITIZE)  # whose run time for C++ the library needs
+if(NVFP4_MOE_SANITIZE)  # the library needs the sanitizer's C++ run time
   set_target_properties(test_moe_header_c11 PROPERTIES LINKER_LANGUAGE CXX)
 endif()
 add_test(NAME moe/header_c11 COMMAND test_moe_header_c11)

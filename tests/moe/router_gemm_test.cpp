@@ -1,4 +1,4 @@
-// A router's GEMM on the host against float64, and its front: one set of checks for the host, a
+// A router's GEMM on the host against float64, and its argument checks, shared by the host, a
 // device and the C interface.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

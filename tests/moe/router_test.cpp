@@ -1,6 +1,5 @@
-// The front of a router's selection, and the C interface over it: one set of checks for the host
-// and a device. A table that only notes its calls stands for a device, so that what reaches one is
-// seen without having one.
+// The argument checks of expert selection, shared by the host and a device, and the C interface
+// over it. A table that only records its calls replaces a device, to check what would reach one.
 #include "moe/router.h"
 
 #include <gmock/gmock.h>

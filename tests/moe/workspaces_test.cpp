@@ -1,6 +1,6 @@
-// Workspaces: the pool's, one per stream where runs follow each other, one each where they overlap,
-// and no allocation once the largest is there; sizes that are kept; and claims, of which a run has
-// one.
+// Workspaces: the pool has one per stream if runs follow each other and one per run if they
+// overlap, and allocates nothing once the largest exists. Also the sizes that are kept, and claims,
+// one per run.
 #include "moe/workspaces.h"
 
 #include <gtest/gtest.h>

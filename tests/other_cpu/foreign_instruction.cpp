@@ -1,5 +1,5 @@
-// One instruction of the set that is named, without asking whether the processor has it: exit
-// status 0 if it has, an illegal instruction where it has not.
+// Executes one instruction of the named set without checking whether the processor has it: exit
+// status 0 if it has, else an illegal instruction.
 #include <cstdio>
 #include <cstring>
 

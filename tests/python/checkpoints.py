@@ -1,4 +1,4 @@
-"""Checkpoints read twice: through the safetensors package, and as this library loads them."""
+"""Reads checkpoints twice: through the safetensors package and through this library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of several model families share: a checkpoint of one block against transformers' own block in float64."""
+"""Shared by tests of model families: compares a checkpoint of one block with transformers' own block in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused parameters of an engine of numpy_only/layers.py's weights, and a layer of them."""
+"""Makes an engine's fused parameters from numpy_only/layers.py's weights, and a layer from them."""
 
 from __future__ import annotations
 

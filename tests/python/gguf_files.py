@@ -1,4 +1,4 @@
-"""Tiny models as GGUF files, written by the gguf package from random blocks; a table of the architectures that are read."""
+"""Writes tiny models as GGUF files with the gguf package, from random blocks; and a table of the supported architectures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the GPU tests begin with: torch with CUDA, a GPU, and a build with the CUDA backends; skipped by name elsewhere."""
+"""Requirements of the GPU tests: torch with CUDA, a GPU, and a build with the CUDA backends; skipped by name elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loaded model's quantized modules did, against float64 at equal router decisions, and the model around them.
+"""Checks a loaded model: its quantized modules against float64 at equal router decisions, and the rest of the model.
 
 Two judgements that leave nothing between them to choose. Each Nvfp4Experts and Nvfp4LinearModule: what it gave for what it
 got lies in the interval of the numeric contract (moe_reference.py), computed in float64 from the files' codes and scales.

@@ -15,7 +15,7 @@ from rank_process import SUM, Rank, batch, capture, main, on
 INPUTS = 7
 # Replays that are enqueued before anybody waits for them: more than a stream takes before a launch blocks.
 AHEAD = 400
-# What is checked after the first replay that is not right.
+# The check after the first wrong replay.
 AFTER = 210
 # Layers by name: options, and tokens of a run. A large sum goes shard by shard: more than a MiB of fp32.
 LAYERS = {

@@ -1,4 +1,4 @@
-"""What docs/explanation/numerics.md, section 12 allows a router's scores and weights, in float64; and logits of many magnitudes."""
+"""Bounds of a router's scores and weights in float64 (docs/explanation/numerics.md, section 12), and test logits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""tools/check/check_ptxas.py on trial: reports and objects as nvcc leaves them, and what must fail. Planted kernels of a real
-nvcc are in test_check_ptxas_compiled.py."""
+"""Tests tools/check/check_ptxas.py with reports and objects in nvcc's form, and with ones that must fail.
+
+test_check_ptxas_compiled.py has planted kernels, compiled by a real nvcc.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of ./dev check on trial: each must see what it is there to see, and no more."""
+"""Tests of the checks of ./dev check: each must find what it is for, and nothing else."""
 
 from __future__ import annotations
 

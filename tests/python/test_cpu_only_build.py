@@ -28,7 +28,7 @@ NOTE = r"nvfp4_moe \d[\d.]* was built without CUDA, and this machine has an NVID
 
 
 def pretend(code, names=("null", "nvidia0", "nvidiactl"), with_cuda=False, **variables):
-    """What a fresh interpreter writes."""
+    """Returns the output of a new interpreter."""
     clean = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     prepared = PRETEND.replace("NAMES", repr(list(names))).replace("WITH_CUDA", repr(with_cuda))
     run = subprocess.run([sys.executable, "-c", prepared + code], capture_output=True, text=True, env=clean | variables)

@@ -23,7 +23,7 @@ pytestmark = [needs_gpu, pytest.mark.attack("gpu failures")]
 
 LIMIT_S = 120  # of a process, most of it the import of torch
 
-# What every process begins with: a small layer on the GPU and a batch for it.
+# The beginning of every process: a small layer on the GPU and a batch for it.
 PROLOGUE = f"""
 import sys, time
 sys.path.insert(0, {str(LAYERS)!r})

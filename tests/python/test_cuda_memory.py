@@ -1,4 +1,4 @@
-"""What layers on a GPU take of torch's memory: workspaces sized for the run, graphs that share one, and all of it back.
+"""Torch memory of layers on a GPU: workspaces sized for the run, graphs that share one, and all of it freed.
 
 An engine's stack: hidden 7168, intermediate 2048, top-8, few experts. Needs torch with CUDA, a GPU with some room, and a
 build with the CUDA backends: skipped by name elsewhere.

@@ -27,7 +27,7 @@ GRAPHS = 6  # that a thread keeps
 TOKENS = (0, 1, 7, 32)
 BACKENDS = ("auto", "cuda")
 SEEDS = (0, 1, 2)
-# What a thread does next, and how often.
+# A thread's next action, and its frequency.
 ACTIONS = {
     "run_layer": 30, "replay": 30, "capture": 4, "replace": 12, "replace_own": 8, "unpack": 6, "load": 4,
     "load_own": 2, "release": 2, "fork": 1,

@@ -1,4 +1,4 @@
-"""The format of a layer's activations by what its checkpoint declares, as the adapters of all engines ask for it."""
+"""Activation formats from what checkpoints declare, as used by the adapters of all engines."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""What config.json declares of the experts' activations, and what from_checkpoint runs of it by default: against
+"""Activations that config.json declares for experts, and the format that from_checkpoint runs by default: against
 compressed-tensors' own matching, and against a float64 oracle of the layer."""
 
 from __future__ import annotations

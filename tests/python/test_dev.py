@@ -1,4 +1,4 @@
-"""./dev's decisions, with stand-ins for the compilers, CMake and the GPU's tools."""
+"""Tests of ./dev, with stubs for compilers, CMake and the GPU's tools."""
 
 from __future__ import annotations
 

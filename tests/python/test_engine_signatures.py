@@ -1,4 +1,4 @@
-"""What adapters rely on in engines: both readers of a table, the committed table of releases, and the report of doctor.
+"""Requirements of adapters on engines: both readers of a table, the committed table of releases, and doctor's report.
 
 The package `engine` that a test writes stands for vLLM or SGLang: it has one of each kind of member that tables name.
 """

@@ -1,4 +1,4 @@
-"""What is linked here is hardened, and the check sees a file that is not."""
+"""The linked files are hardened, and the check detects a file that is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of the oracle tests on trial: each planted fault must turn it red."""
+"""Tests of the oracle tests' judge: it must reject each planted fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The least nvcc: one number in CMake, the acceptance and the pages, and refused by name."""
+"""The minimum nvcc version: the same in CMake, the acceptance and the docs; older ones are refused by name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Other threads run Python while a layer or an exchange ends: what ends may wait for what they have to bring.
+"""Other threads can run Python while a layer or an exchange is destroyed, which may have to wait for them.
 
-Objects end in the middle of list.clear(), one call during which the interpreter does not change threads by itself.
+Objects are destroyed inside list.clear(), a single call during which the interpreter does not switch threads by itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""tests/other_cpu/run_room.py is a judge: reports with a planted fault must turn red."""
+"""Tests of tests/other_cpu/run_room.py: it must reject reports with a planted fault."""
 
 import copy
 

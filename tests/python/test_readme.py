@@ -1,4 +1,4 @@
-"""What README.md shows: its quick starts run as written, and its figures are those of the records."""
+"""Checks README.md: its quick starts run as written, and its figures are those of the records."""
 
 from __future__ import annotations
 

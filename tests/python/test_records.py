@@ -1,4 +1,4 @@
-"""Records are current and claimed, and the figures of the pages are those of their records in bench/results."""
+"""Every record in bench/results is current and used, and the figures in the docs are those of their records."""
 
 import json
 import re
@@ -175,12 +175,12 @@ def test_balanced_ranks_on_two_gpus():
             check(cell, value)
 
 
-# ---- docs/how-to/transformers.md
+# ---- docs/benchmarks.md, transformers
 
 
 def test_transformers_speed():
     ours, bf16 = record("transformers-h200-781823d")["experts"]
-    (shown,) = tables("how-to/transformers.md", "| | this library | bf16 `grouped_mm` |")
+    (shown,) = tables("benchmarks.md", "| | this library | bf16 `grouped_mm` |")
     runs = list(zip(ours["runs"], bf16["runs"], strict=True))
     wanted = [(a["moe_ms_per_step"], b["moe_ms_per_step"], "time") for a, b in runs]
     wanted += [(a["tokens_per_s"], b["tokens_per_s"], "rate") for a, b in runs]
@@ -193,13 +193,13 @@ def test_transformers_speed():
             check(ratio, b / a if kind == "time" else a / b)
 
 
-# ---- docs/how-to/quantize.md and docs/explanation/numerics.md: whole tables, and what the pages say of them
+# ---- docs/benchmarks.md and docs/explanation/numerics.md: whole tables, and what the pages say of them
 
 
 @pytest.mark.parametrize(
     ("name", "page", "script"),
     [
-        ("quantize-quality-cpu-ac116c0", "how-to/quantize", quantize_quality_table),
+        ("quantize-quality-cpu-ac116c0", "benchmarks", quantize_quality_table),
         ("activation-accuracy-cpu-990086d", "explanation/numerics", activation_accuracy),
     ],
 )
@@ -211,8 +211,7 @@ def test_a_page_has_the_table_of_its_bench(name, page, script):
 def test_sweep_has_the_best_weights_and_with_calibration_the_best_outputs():
     bench = record("quantize-quality-cpu-ac116c0")
     assert (
-        f"hidden {bench['hidden']}, intermediate {bench['intermediate']}"
-        in (ROOT / "docs/how-to/quantize.md").read_text()
+        f"hidden {bench['hidden']}, intermediate {bench['intermediate']}" in (ROOT / "docs/benchmarks.md").read_text()
     )
     assert len(quantize_quality_table.table(bench).splitlines()) == 2 + len({row["method"] for row in bench["results"]})
     for weights in {row["weights"] for row in bench["results"]}:

@@ -1,4 +1,4 @@
-"""The locks of the test environments: each package that is asked for, at that version, and each with a hash."""
+"""The lock files of the test environments have each required package at its version, and a hash for every package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""router_gemm against torch's float64, its op, and what is refused."""
+"""router_gemm against torch's float64, its op, and refused arguments."""
 
 from __future__ import annotations
 

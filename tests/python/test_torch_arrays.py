@@ -1,4 +1,4 @@
-"""torch tensors in, torch tensors out: what the format functions add to NumPy arrays."""
+"""The format functions with torch tensors in and out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How workspaces are asked of torch, as far as it can be told without a GPU: the thread, the text of a refusal."""
+"""Allocating workspaces from torch, as far as testable without a GPU: the thread, and the error message."""
 
 from __future__ import annotations
 

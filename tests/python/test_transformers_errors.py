@@ -1,4 +1,4 @@
-"""What the transformers adapter refuses, and the sentence that says so."""
+"""Refusals of the transformers adapter, and their messages."""
 
 from __future__ import annotations
 

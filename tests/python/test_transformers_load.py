@@ -1,4 +1,4 @@
-"""How the transformers adapter loads: what becomes torch's, where checkpoints lie, in which dtypes and forms they come."""
+"""Loading with the transformers adapter: what becomes torch tensors, sources of checkpoints, dtypes and forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the transformers adapter finds a checkpoint and its declaration, and how transformers finds the adapter."""
+"""How the transformers adapter finds a checkpoint and its declaration, and how transformers finds the adapter."""
 
 from __future__ import annotations
 

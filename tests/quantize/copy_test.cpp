@@ -1,4 +1,5 @@
-// What of a model is copied beside its weights: files, and links that stay inside it.
+// Files that quantize copies in addition to a model's weights, and links that stay inside the
+// model.
 #include <sys/stat.h>
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// Quantizing a checkpoint: what is written, resuming, refusing.
+// Quantizing a checkpoint: the written files, resuming, refusals.
 #include "convert/quantize_checkpoint.h"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Quantizing what leaves open how it is to be read.
+// Quantizing ambiguous checkpoints.
 #include <filesystem>
 #include <fstream>
 

@@ -1,5 +1,5 @@
-// Resuming notices what has changed since: finished shards, the source under its old time, the plan
-// file itself.
+// Resuming detects changes: of finished shards, of the source with unchanged time, and of the plan
+// file.
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>

@@ -30,7 +30,7 @@ constexpr int kThreads = 4;
 constexpr size_t kSlots = 6;
 constexpr std::chrono::minutes kHang{2};
 
-// What a thread does next, and how often of 100.
+// A thread's next action, and its frequency in percent.
 enum Action : size_t {
   kRun,
   kShareWorkspace,

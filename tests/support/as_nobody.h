@@ -1,4 +1,4 @@
-// Rights of a user who is not root, for tests that run as root.
+// Drops root's rights, for tests that run as root.
 #pragma once
 
 #include <gtest/gtest.h>

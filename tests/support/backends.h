@@ -1,9 +1,9 @@
-// The backends and instruction sets that a test goes through. A machine runs some of them and skips
+// The backends and instruction sets that a test runs over. A machine runs some of them and skips
 // the others by name.
 //
-// That is decided here and nowhere else: the lists hold parameters that only HardwareTest can open,
-// and it asks the machine first. A fixture of its own over `const Backend*` or `const
-// cpu::Kernels*` does not compile.
+// Only this file decides that: the lists hold parameters that only HardwareTest can open, after
+// checking the machine. Another fixture over `const Backend*` or `const cpu::Kernels*` does not
+// compile.
 #pragma once
 
 #include <gtest/gtest.h>

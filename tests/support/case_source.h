@@ -1,4 +1,4 @@
-// A case's experts as a layer takes them.
+// A case's experts as a LayerSource.
 #pragma once
 
 #include "cases/cases.h"

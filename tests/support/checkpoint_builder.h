@@ -155,7 +155,7 @@ class Opened {
   const Result<Checkpoint> checkpoint_;
 };
 
-// What Checkpoint::open says of a builder's checkpoint.
+// The status of Checkpoint::open for a builder's checkpoint.
 Status refusal_of_open(CheckpointBuilder& builder);
 
 }  // namespace nvfp4_moe::internal::test

@@ -1,4 +1,4 @@
-// Something done in a forked child.
+// Runs a function in a forked child.
 #pragma once
 
 #include <sys/wait.h>

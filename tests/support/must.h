@@ -1,4 +1,4 @@
-// Results of calls that a test needs, and refusals that it expects.
+// Unwraps results that a test needs, and checks errors that it expects.
 #pragma once
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// A tensor's values, read as the library reads them.
+// Reads a tensor's values like the library.
 #pragma once
 
 #include <cstddef>

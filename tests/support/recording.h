@@ -1,9 +1,10 @@
-// What a device computed, kept in a small JSON file, so that the same inputs on another device or
-// on the emulator can be compared with it.
+// Records a device's results in a small JSON file, to compare them with the results of another
+// device or the emulator for the same inputs.
 //
-// NVFP4_MOE_RECORD=FILE writes; else NVFP4_MOE_RECORDING=FILE, or tests/vectors/recorded_gpu.json
-// where it is there, is compared with; else a test that asks for a recording is skipped by name.
-// One process records: a file holds what its tests noted when it ends.
+// NVFP4_MOE_RECORD=FILE writes a recording. Otherwise results are compared with
+// NVFP4_MOE_RECORDING=FILE, or with tests/vectors/recorded_gpu.json if it exists; without either,
+// tests that need a recording are skipped by name. One process records, and writes the file when it
+// ends.
 #pragma once
 
 #include <cstdint>

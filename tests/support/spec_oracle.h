@@ -1,6 +1,6 @@
-// The layer a second time, straight from the contract in plain long double loops over dequantized
-// values: no statement of it is shared with a backend or with core, and nothing in it is fast. Wide
-// enough for the small cases of the table.
+// A second implementation of the layer, directly from the contract, as plain long double loops over
+// dequantized values. It shares no code with a backend or with core and is slow. Precise enough for
+// the small cases of the table.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What every test room shares: a temporary directory, a file's bytes, and matchers for Status and
+// Helpers for all test rooms: a temporary directory, a file's bytes, and matchers for Status and
 // Result.
 #pragma once
 

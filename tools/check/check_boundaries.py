@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Every function of the C interface that returns a status is one call of guarded(): nothing else of it could throw.
+"""Checks that every function of the C interface that returns a status is one call of guarded().
 
-guarded() turns an exception, memory that runs out above all, into a status. A function that forgets it would end the
-host's process, and no test that has enough memory would see it. The C++ header wraps every function of C.
+guarded() turns an exception, such as std::bad_alloc, into a status. Without it the exception would end the caller's
+process, and no test with enough memory would notice. Also checks that the C++ header wraps every C function.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTION = re.compile(r"^nvfp4_moe_status (nvfp4_moe_\w+)\([^;{]*\)\s*\{\n(.*?)^\}", re.M | re.S)
-# counted() of format.cpp is guarded() and what it counted.
+# counted() of format.cpp calls guarded() and adds counts.
 GUARDED = re.compile(r"  return (?:api::guarded|counted)\(.*\);\n", re.S)
 STATEMENT = re.compile(r"^  [^ })]", re.M)
 ANY_DECLARED = re.compile(r"^NVFP4_MOE_API [^(]*?(nvfp4_moe_\w+)\(", re.M)
@@ -19,7 +19,7 @@ DECLARED = re.compile(r"^NVFP4_MOE_API nvfp4_moe_status (nvfp4_moe_\w+)\(", re.M
 
 
 def unguarded(text):
-    """Names of the functions in `text` whose body is anything but one call of guarded()."""
+    """Returns the names of the functions in `text` whose body is not exactly one call of guarded()."""
     return [
         name for name, body in FUNCTION.findall(text) if not GUARDED.fullmatch(body) or len(STATEMENT.findall(body)) > 1
     ]

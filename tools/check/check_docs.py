@@ -172,18 +172,18 @@ def wrong_commands(page, dev_verbs, tool=None):
 
 
 TEST = re.compile(r"^(?:ATTACK_)?TEST(_F|_P)?\(\s*(?:k\w+,\s*)?(\w+),\s*(\w+)\)", re.MULTILINE)
-# A suite runs for every backend if it takes one of the registry's lists, or names all backends (if a backend brings
-# more than its table).
+# Text that shows that a suite runs for every backend of the registry: a list from the registry, or, if a backend has
+# more than its table, the names of all backends.
 OVER_BACKENDS = re.compile(
     r"INSTANTIATE_TEST_SUITE_P\(\s*\w+,\s*(\w+),\s*[\w:]*ValuesIn\((?:test::)?(?:step|judged|device)_backends\(\)"
 )
 NAMES = re.compile(r"constexpr std::array kNames = \{([^}]*)\}")
-# Suites that run once, on any GPU.
+# Suites for a single backend, or without a backend.
 ANY_GPU = ("CApiOnGpu",)
 
 
 def tests_in(sources):
-    """{"Suite.Name": kind of macro} and the suites that run for every backend, of the texts of C++ files."""
+    """Reads C++ files. Returns {"Suite.Name": kind of macro} and the suites that run for every backend."""
     tests, over_backends = {}, set()
     rooms = {path.name for path in (ROOT / "src/backend").glob("sm*") if path.name != "sm80"} | {"cuda"}
     for text in sources:
@@ -196,7 +196,7 @@ def tests_in(sources):
 
 
 def wrong_tests(page, tests, over_backends, choices):
-    """Names in a page's tables that are not tests or cases, and tests of column 2 that some backend does not run."""
+    """Yields names in a page's tables that are not tests or cases, and tests of its second column that skip a backend."""
     for row in (line for line in page.splitlines() if line.startswith("| ") and "`" in line):
         for column, cell in enumerate(row.strip("|").split("|")):
             for name in re.findall(r"`([A-Z]\w*\.\w+)`", cell):

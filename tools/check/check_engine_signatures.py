@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Which releases of vLLM and SGLang have what the adapters rely on: the wheels' source against the adapters' own tables.
+"""Checks which releases of vLLM and SGLang the adapters support, by comparing wheels' source with the adapters' tables.
 
-Writes docs/engines-compatibility.json and the page made of it. Each wheel is downloaded by pip, read where it lies by its
-syntax trees (nothing of it is imported or run), and deleted: 30 to 550 MB each, one at a time.
+Writes the record of the releases and the page made from it. Each wheel (30 to 550 MB) is downloaded by pip, parsed
+without importing or running it, and deleted, one at a time.
 
 usage: check_engine_signatures.py [vllm] [sglang] [--since VERSION] [--folder DIR] [--table ENGINE=FILE]
-  --folder: unpacked wheels, DIR/NAME-VERSION/, in place of downloads. --table: an adapter's requirements from another tree.
+  --folder: unpacked wheels, DIR/NAME-VERSION/, instead of downloads. --table: an adapter's requirements from another
+  tree.
 """
 
 import argparse
@@ -23,13 +24,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python/nvfp4_moe"
 RECORD = ROOT / "docs/engines-compatibility.json"
 PAGE = ROOT / "docs/reference/engines-compatibility.md"
-# The file with REQUIRED and RELEASES, and the first release of interest: the one before the first that fits, where it is not the first.
+# The file with REQUIRED and RELEASES, and the first release to check: the one before the first that fits.
 ENGINES = {"vllm": ("vllm/internals.py", "0.24.0"), "sglang": ("sglang/required.py", "0.5.18")}
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
 def load(path):
-    """A file of the package as a module of its own, without the package and its compiled part."""
+    """Loads a file of the package as a separate module, without the package and its compiled part."""
     spec = importlib.util.spec_from_file_location(f"_{path.parent.name}_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -38,18 +39,18 @@ def load(path):
 
 
 def table(engine):
-    """The adapter's module of requirements, or None in a tree that has no such adapter."""
+    """Returns the adapter's module of requirements, or None in a tree without such an adapter."""
     path = PACKAGE / ENGINES[engine][0]
     return load(path) if path.exists() else None
 
 
 def digest(required):
-    """What changes whenever a requirement does."""
+    """Returns a hash that changes whenever a requirement does."""
     return hashlib.sha256(repr({group: list(entries) for group, entries in required.items()}).encode()).hexdigest()[:16]
 
 
 def key(version):
-    """Versions in order; a post-release after its release."""
+    """Sorts versions; a post-release comes after its release."""
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
@@ -73,12 +74,12 @@ def read_wheel(engine, version, required, signatures):
 
 
 def supported(version, releases):
-    """Whether a list of releases has a version: itself, or the minor release that it belongs to."""
+    """Returns whether a list of releases contains a version or the minor release that it belongs to."""
     return any(version == release or version.startswith(release + ".") for release in releases)
 
 
 def render(record):
-    """The page of a record."""
+    """Makes the page from a record."""
     lines = [
         "# Which engine releases fit",
         "",

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Reads ELF files with readelf and names what they lack of cmake/hardening.cmake.
+"""Checks with readelf that ELF files have the hardening of cmake/hardening.cmake.
 
     check_hardening.py FILE...
 
-Asked for: a position-independent file, no executable stack, full RELRO (every address bound before main, then
-read-only), no writable and executable segment, no text relocation, stack protectors and checked copies in what was
-compiled here. Exit status 1 if something is missing.
+Required: a position-independent file, no executable stack, full RELRO (every address bound before main, then
+read-only), no writable and executable segment, no text relocations, and stack protectors and checked copies in the
+project's code. Exit status 1 if something is missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def readelf(option: str, path: Path) -> str:
 
 
 def faults(path: Path) -> list[str]:
-    """What the file lacks, one short text each; empty if it lacks nothing."""
+    """Returns what the file lacks, one short text each."""
     header, segments = readelf("--file-header", path), readelf("--program-headers", path)
     dynamic, symbols = readelf("--dynamic", path), readelf("--dyn-syms", path)
     found = []

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Checks who includes whom (the layering of docs/explanation/architecture.md). Prints every violation; exit status 1 if there is one."""
+"""Checks the includes against the layering of docs/explanation/architecture.md.
+
+Prints every violation; exit status 1 if there is one.
+"""
 
 import pathlib
 import re
@@ -17,7 +20,7 @@ CONTRACT = [
 CHECKPOINT = ["core/", "io/", "safetensors/", "gguf/", "checkpoint/"]
 MOE = [*CHECKPOINT, *CONTRACT, "judge/", "moe/"]
 PARALLEL = [*MOE, "exchange/", "parallel/"]
-# room -> what its files may include, as path prefixes under src/ (or include/); src/CMakeLists.txt enforces the same
+# room -> what its files may include, as path prefixes under src/ (or include/). src/CMakeLists.txt enforces the same.
 ALLOWED = {
     "src/core/": ["core/"],
     "src/io/": ["core/", "io/"],
@@ -41,16 +44,16 @@ ALLOWED = {
     "src/c_api/": [*PARALLEL, "c_api/", "nvfp4_moe/"],
     "include/": ["nvfp4_moe/"],
     "cli/console/": ["core/", "io/json.h", "cli/console/"],
-    # target.h: macros alone, for the loops that measure what an instruction set does at most
+    # target.h: only macros, for the loops that measure the peak rate of an instruction set
     "cli/bench/": [*PARALLEL, "backend/cpu/target.h", "cli/console/", "cli/bench/"],
     "cli/": [*PARALLEL, "convert/", "verify/", "cli/", "nvfp4_moe/"],
     "python/": [*PARALLEL, "convert/", "verify/", "nvfp4_moe/"],
-    # A project of its own: nothing of the library.
+    # A separate project, which includes nothing of the library.
     "ptxemu/": ["cudart/", "order/", "runtime/", "cutlass/", "cute/"],
 }
-# The reference judges core's codec, so it must not use it.
+# The reference checks core's codec, so it must not use it.
 FORBIDDEN = {"src/backend/reference/": ["core/float_formats.h", "core/quantize.h", "core/dequantize.h"]}
-# Outside headers that stop at a border.
+# External headers that only some rooms may include.
 OUTSIDE = {
     "src/core/": r"(nlohmann|fmt|CLI|cuda)",
     "include/": r"(nlohmann|fmt|CLI|cuda|torch)",
@@ -61,7 +64,7 @@ OUTSIDE = {
     "src/": r"(torch|CLI)",
 }
 OUTSIDE["src/io/"] = r"cuda"
-# The trees of nlohmann::json allocate when they are destroyed, which ends the process where memory is short: Json.
+# Use Json instead: trees of nlohmann::json allocate in their destructor, which ends the process if memory runs out.
 OUTSIDE |= {
     f"src/{room}/": r"(cuda|nlohmann)"
     for room in ("safetensors", "gguf", "checkpoint", "convert", "judge", "moe", "parallel", "verify", "c_api")
@@ -91,7 +94,7 @@ def violations(file, path, room):
 
 
 def names_of_the_library():
-    """Lines of ptxemu/, which anybody can take by itself, that name the library."""
+    """Yields lines of ptxemu/ that name the library; ptxemu must be usable without it."""
     for file in sorted(path for path in (ROOT / "ptxemu").rglob("*") if path.is_file() and path.suffix != ".pyc"):
         for number, line in enumerate(file.read_text().splitlines(), 1):
             if re.search(r"nvfp4[_-]moe", line, re.IGNORECASE):

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Which of transformers' mixture-of-experts classes load here, and why the others do not: docs/moe-classes.json and the table
-of docs/reference/checkpoints.md that is made of it.
+"""Checks which of transformers' mixture-of-experts classes load here. Writes a record and the table of
+docs/reference/checkpoints.md.
 
-Each class that moe_classes.py finds is built tiny and saved as transformers saves it. The checkpoint is quantized by this
-library, in both formats; every layer of it then runs on what the model's own router sent to its experts, and each element of
-the output must lie within the bound below of the model's own experts in float64, which hold the dequantized weights. The same
-is asked of the transformers adapter: enable() on the model in memory, from_pretrained() of the quantized files.
+Each class that moe_classes.py finds is built at a tiny size and saved by transformers. This library quantizes the
+checkpoint in both formats. Every layer then runs on the inputs that the model's own router sent to its experts. Each
+element of the output must be within a bound (own_experts.py) of the model's own experts in float64 with the dequantized
+weights. The transformers adapter must pass the same check: enable() on the model in memory, and from_pretrained() of
+the quantized files.
 
 usage: PYTHONPATH=build/cpu/python check_moe_classes.py [MODEL_TYPE ...]
-  names: only these are judged anew, and the record keeps the others
+  names: checks only these and keeps the record of the others
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ RECORD = ROOT / "docs/moe-classes.json"
 PAGE = ROOT / "docs/reference/checkpoints.md"
 BEGIN, END = "<!-- classes: begin -->", "<!-- classes: end -->"
 FORMATS = ("modelopt", "compressed-tensors")
-# W4A16, rows in fp32: what is left to differ from float64 is the rounding of h to bf16, and sums in fp32.
+# W4A16 with rows in fp32: only the rounding of h to bf16 and the fp32 sums differ from float64.
 OPTIONS: dict[str, Any] = {"activation_format": "bf16", "row_format": "fp32"}
 
 
@@ -53,7 +54,7 @@ def shared_of(model: nn.Module, layer: int) -> nn.Module | None:
 
 
 def check_shared(model: nn.Module, checkpoint: Any, layer: int) -> str:
-    """ "none", "loaded" (the layer's own, with the model's weights) or "beside" (the model keeps it)."""
+    """Returns "none", "loaded" (part of the layer, with the model's weights) or "beside" (kept by the model)."""
     module = shared_of(model, layer)
     if module is None:
         return "none"
@@ -76,7 +77,7 @@ def check_shared(model: nn.Module, checkpoint: Any, layer: int) -> str:
 def layers_of(
     directory: pathlib.Path, found: list[Experts], seen: dict[str, Batch], what: str
 ) -> Iterator[tuple[Experts, nn.Module, Any]]:
-    """Each layer of a checkpoint, judged; its experts, their twin and the open layer."""
+    """Checks each layer of a checkpoint; yields its experts, their twin and the open layer."""
     checkpoint = nv.Checkpoint(str(directory))
     numbers = [one.layer for one in found]
     if checkpoint.inspect([])["layers"] != numbers:
@@ -101,7 +102,10 @@ def judge_adapter(module: nn.Module, twin: nn.Module, batch: Batch, what: str) -
 def adapter_rows(
     model_class: ModelClass, quantized: pathlib.Path, model: nn.Module, twins: dict[str, Any], seen: dict[str, Batch]
 ) -> dict[str, str]:
-    """enable() and from_pretrained(): "yes", or why not. twins: {"enable", "from_pretrained"} to {path: twin}."""
+    """Checks enable() and from_pretrained(): "yes", or why not.
+
+    twins: {"enable", "from_pretrained"} to {path: twin}.
+    """
     import nvfp4_moe.transformers as adapter
 
     row = {}
@@ -123,7 +127,7 @@ def adapter_rows(
             row[name] = re.sub(r"^.*?: (?=expected)|, while the files.*", "", reason(error, quantized))
             continue
         packed = {path: m for path, m in made.named_modules() if isinstance(m, adapter.Nvfp4Experts)}
-        if not set(packed) >= set(twins[name]):  # enable() takes the experts of speech too
+        if not set(packed) >= set(twins[name]):  # enable() also takes the experts of speech
             raise Judged(f"{name}: packed {sorted(packed)}, expected {sorted(twins[name])}")
         for path, twin in twins[name].items():
             judge_adapter(packed[path], twin, seen[path], f"{name} {path}")
@@ -132,7 +136,7 @@ def adapter_rows(
 
 
 def judge(model_class: ModelClass, scratch: pathlib.Path) -> dict[str, Any]:
-    """The row of a class. Judged where something loads that is not the model's own."""
+    """Makes the row of a class. Raises Judged if something loads that differs from the model."""
     directory = scratch / "floats"
     model = moe_classes.tiny_model(model_class).to(torch.bfloat16)
     model.save_pretrained(directory)
@@ -202,7 +206,7 @@ def render(record: dict[str, Any]) -> str:
 
 
 def between(text: str, begin: str, end: str, table: str) -> str:
-    """The text with a table, which holds both markers, in the place of what was between them."""
+    """Replaces the text between two markers, and the markers, by a table that contains both markers."""
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
     if not rest or not after:

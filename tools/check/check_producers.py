@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What ModelOpt and llm-compressor export of transformers' mixture-of-experts classes, loaded here: docs/producers.json and the
-table of docs/reference/checkpoints.md that is made of it.
+"""Checks that ModelOpt's and llm-compressor's exports of transformers' MoE classes load here.
 
-Every layer of an export must hold the original weights, each within what NVFP4 rounds, and compute what the class's own experts
-compute with them (check_moe_classes.py). Each export runs in a process of its own.
+Writes a record and the table of docs/reference/checkpoints.md. Every layer of an export must hold the original weights,
+within the rounding of NVFP4, and compute the same as the class's own experts (check_moe_classes.py). Each export runs
+in a separate process.
 
 usage: PYTHONPATH=build/cpu/python check_producers.py PRODUCER [--python INTERPRETER] [MODEL_TYPE ...]
-  --python: the interpreter of an environment that has the producer (producer_exports.py); this one by default
+  --python: the interpreter of an environment with the producer (producer_exports.py); this one by default
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ import transformers
 RECORD = classes.ROOT / "docs/producers.json"
 BEGIN, END = "<!-- producers: begin -->", "<!-- producers: end -->"
 SCRIPT = classes.ROOT / "tools/check/producer_exports.py"
-# What the producer's last line says, shortened to its first sentence.
+# Longest excerpt of the producer's last line, cut to its first sentence.
 LONGEST = 160
 
 
 def run_export(python: str, producer: str, model_type: str, out: pathlib.Path) -> dict[str, str] | str:
-    """The producer's versions, or why it exported nothing."""
+    """Runs the producer. Returns its versions, or why it exported nothing."""
     command = [python, str(SCRIPT), producer, model_type, str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode == 0:
@@ -44,7 +44,10 @@ def run_export(python: str, producer: str, model_type: str, out: pathlib.Path) -
 
 
 def judge(model_class: moe_classes.ModelClass, out: pathlib.Path) -> str:
-    """ "yes", or why the export does not load. Judged where it loads as something else than the original."""
+    """Returns "yes", or why the export does not load.
+
+    Raises Judged if it loads as something other than the original.
+    """
     model = model_class.model.from_pretrained(out / "original", dtype=torch.float32).eval()
     found = [one for one in moe_classes.experts_of(model) if "talker" not in one.path]
     try:

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Reads what ptxas said of the CUDA kernels (OBJECT.report, kept by tools/check/keep_compiler_report.sh) in folders of objects.
+"""Checks ptxas's reports on the CUDA kernels (OBJECT.report, from tools/check/keep_compiler_report.sh) in folders of
+objects.
 
-Fails where a listed kernel is missing from every report, spills registers, or keeps an array in local memory, where a
-function that a listed kernel may call spills, where ptxas serialized wgmma, and where a kernel's machine code, in the
-object beside the report, lacks the tensor core instruction that it is written for. Prints registers by kernel and
-architecture.
+Prints registers by kernel and architecture. Fails if
+- a listed kernel is missing from every report, spills registers, or keeps an array in local memory,
+- a function that a listed kernel may call spills,
+- ptxas serialized wgmma, or
+- a kernel's machine code, in the object next to the report, lacks the tensor core instruction that it is written for.
 """
 
 import pathlib
@@ -13,7 +15,7 @@ import struct
 import sys
 from typing import NamedTuple
 
-# Kernels that a layer's time goes to. In mangled names a function's own name stands between its length and its arguments.
+# Kernels that take most of a layer's time. In mangled names a function's name is between its length and its arguments.
 LISTED = ["gemm1_swiglu_kernel", "gemm2_kernel", "quantize_any_type", "round_rows", "combine_tokens", "route_one_cta"]
 LISTED += ["quantize_vec8_cta", "requantize_vec8_cta", "route_and_quantize_kernel", "sm90_gather_rows"]
 LISTED += [
@@ -36,9 +38,9 @@ LISTED += ["sm120_gemm1_kernel", "sm120_gemm2_kernel"]
 
 
 class Instruction(NamedTuple):
-    """An instruction of 16 bytes by the bits that tell it from its like, in its two words."""
+    """A 16-byte instruction, recognized by the bits in its two words that distinguish it from similar ones."""
 
-    name: str  # nvdisasm's
+    name: str  # in nvdisasm
     masks: tuple[int, int]
     values: tuple[int, int]
 
@@ -48,8 +50,8 @@ class Instruction(NamedTuple):
         return sum(all(w & m == v for w, m, v in zip(pair, self.masks, self.values, strict=True)) for pair in pairs)
 
 
-# The low 12 bits are the opcode. It is the same for MXFP4, whose scales are E8 for 32 elements each, and for sm_100 also
-# the same for bf16 (UTCHMMA): the other bits are those of .UE4M3, of .4X and of the kind.
+# The low 12 bits are the opcode. It is the same for MXFP4, whose scales are E8 for 32 elements each, and for sm_100
+# also the same for bf16 (UTCHMMA): the other bits are those of .UE4M3, of .4X and of the kind.
 OMMA = Instruction("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", (0xFFF, 0xC0000), (0x47F, 0x40000))
 UTCOMMA = Instruction("UTCOMMA.4X", (0xC000000000000FFF, 0), (0x80000000000005EA, 0))
 UTCHMMA = Instruction("UTCHMMA", (0xC000000000000FFF, 0), (0x5EA, 0))
@@ -67,12 +69,12 @@ COMPILING = re.compile(r"Compiling entry function '(\S+)' for '(\w+)'")
 PROPERTIES = re.compile(r"Function properties for (\S+)")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
-# C7517: ptxas put in a wait of its own, since accumulators are used before the source waits for them.
+# C7517: ptxas inserted a wait, because accumulators are used before the source waits for them.
 SERIALIZED = re.compile(r"wgmma.*serializ|C75(10|13|17)", re.IGNORECASE)
 
 
 def kernels(report):
-    """(mangled name, architecture, stack, spill stores, spill loads, registers) of each kernel in a report."""
+    """Yields (mangled name, architecture, stack, spill stores, spill loads, registers) for each kernel in a report."""
     current, frame = None, None
     for line in report.splitlines():
         if match := COMPILING.search(line):
@@ -85,7 +87,7 @@ def kernels(report):
 
 
 def called_functions(report):
-    """(mangled name, spill stores, spill loads) of each function in a report that is no kernel: kernels call it."""
+    """Yields (mangled name, spill stores, spill loads) for each function in a report that is not a kernel."""
     entries, name = set(), None
     for line in report.splitlines():
         if match := COMPILING.search(line):
@@ -97,7 +99,7 @@ def called_functions(report):
 
 
 def machine_code(data):
-    """(mangled name, bytes of instructions) of each kernel of the device code that lies uncompressed in an object."""
+    """Yields (mangled name, instruction bytes) for each kernel in an object's uncompressed device code."""
     start = -1
     while (start := data.find(b"\x7fELF", start + 1)) >= 0:
         if struct.unpack_from("<H", data, start + 18)[0] != ELF_OF_CUDA:
@@ -117,7 +119,7 @@ def is_kernel(listed, mangled):
 
 
 def products_in(path):
-    """Listed name: how many of its products each kernel of that name has, in an object."""
+    """Counts, by listed name, the tensor core instructions of each kernel of that name in an object."""
     counts = {}
     for name, code in machine_code(path.read_bytes()):
         for kernel, product in PRODUCTS.items():

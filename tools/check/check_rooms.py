@@ -25,7 +25,7 @@ def tracked(*tops):
 
 
 def room_of(path):
-    """src/backend/cpu of src/backend/cpu/kernels/x.cpp; include of include/nvfp4_moe/x.h."""
+    """Returns a path's room: src/backend/cpu for src/backend/cpu/kernels/x.cpp, include for include/nvfp4_moe/x.h."""
     parts = path.split("/")[:-1]
     if parts[0] in ("src", "cli", "python"):
         return "/".join(parts[: 3 if parts[:2] == ["src", "backend"] else 2])
@@ -33,7 +33,7 @@ def room_of(path):
 
 
 def home_of(name, path, rooted):
-    """The tracked file that `#include "name"` of `path` means; None for outside headers."""
+    """Resolves `#include "name"` in `path` to a tracked file; None for external headers."""
     for base in (pathlib.PurePosixPath(path).parent.as_posix(), "src", "include", "."):
         candidate = f"{base}/{name}" if base != "." else name
         if candidate in rooted:
@@ -42,7 +42,7 @@ def home_of(name, path, rooted):
 
 
 def included_rooms():
-    """room -> {room that it includes: one of the lines that do}."""
+    """Returns room -> {room that it includes: one of the including lines}."""
     files = tracked("src", "include", "cli", "python")
     rooted = set(files)
     rooms = collections.defaultdict(dict)
@@ -55,7 +55,7 @@ def included_rooms():
 
 
 def circles(rooms):
-    """Pairs of rooms that reach each other, with the shortest way from one to the other and back."""
+    """Yields pairs of rooms that include each other, with the shortest path from one to the other and back."""
 
     def way(start, end):
         ways, queue = {start: [start]}, collections.deque([start])

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Counts home-made words where the field has a word of its own (CONTRIBUTING.md, "Words"), in comments, messages,
-names and docs.
+"""Finds home-made words in comments, messages, names and docs, if the field has its own word (CONTRIBUTING.md,
+"Words").
 
-Names are split at _ and capitals. Prints the lines that count and exits with 1 if there are any. A word that means
-something else somewhere stands in ALLOWED, with what it means there.
+Names are split at _ and capitals. Prints the lines and exits with 1 if there are any. ALLOWED lists words that mean
+something else in some files.
 """
 
 import collections
@@ -19,9 +19,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CODE = ("src", "include", "cli", "python")
 PRODUCT = (*CODE, "docs")
 TOPS = (*PRODUCT, "tests")
-OWN_TESTS = "tests/python/test_checks.py"  # whose examples have the words
+OWN_TESTS = "tests/python/test_checks.py"  # its examples contain the words
 GPU = ("src/backend/",)
-RANKS = (  # what ranks exchange
+RANKS = (  # code and docs of the exchange
     "src/exchange/",
     "src/parallel/",
     "src/backend/",
@@ -37,7 +37,7 @@ RANKS = (  # what ranks exchange
 class Word(NamedTuple):
     forms: str  # blank-separated, lower case
     instead: str  # the field's word
-    rooms: tuple[str, ...] = PRODUCT  # where it counts
+    rooms: tuple[str, ...] = PRODUCT  # where it is checked
     names_only: bool = False  # good English in a sentence, but not in a name
 
 
@@ -76,14 +76,14 @@ WORDS = {
     "look": Word("look looks looked looking", "poll, check, read", TOPS),
     "hear": Word("hear hears heard", "receive, detect", TOPS),
 }
-# Types that may hold device pointers are not the host's.
+# Types that may hold device pointers must not be called Host.
 NAMES = ("HostCall", "HostPart", "HostBuffers", "HostSteps", "HostActivations")
 
 
 class Allowed(NamedTuple):
     word: str
     files: str  # a pattern over paths
-    context: str  # a regular expression: what it matches on a line does not count
+    context: str  # a regular expression; its matches on a line are ignored
     reason: str
 
 
@@ -136,7 +136,7 @@ def prose_and_code_cpp(line):
 
 
 def prose_and_code(path, text):
-    """(number, line, prose, code) of each line."""
+    """Yields (number, line, prose, code) for each line."""
     lines = text.splitlines()
     if path.endswith(".md"):
         yield from ((number, line, line, "") for number, line in enumerate(lines, 1))
@@ -162,7 +162,7 @@ def parts_of(name):
 
 
 def words_in(prose, code):
-    """(lower-case word, whether it is part of a name)."""
+    """Yields (lower-case word, whether it is part of a name)."""
     for text, is_code in ((prose, False), (code, True)):
         for name in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", text):
             parts = parts_of(name)
@@ -177,14 +177,14 @@ MAY_COUNT = re.compile("|".join(sorted(FORMS, key=len, reverse=True)), re.IGNORE
 
 
 def found_in(path, text):
-    """(word, line number, line) of every home-made word that is not allowed where it stands."""
+    """Yields (word, line number, line) for every home-made word that is not allowed there."""
     if path == OWN_TESTS:
         return
     allowed = [entry for entry in ALLOWED if fnmatch.fnmatch(path, entry.files)]
     for number, line, prose, code in prose_and_code(path, text):
         if not MAY_COUNT.search(line) or line.lstrip().startswith("#include"):
             continue
-        stripped = {}  # without what is allowed, by word
+        stripped = {}  # the line without allowed contexts, by word
         for word in {entry.word for entry in allowed}:
             contexts = "|".join(f"(?:{entry.context})" for entry in allowed if entry.word == word).replace("(?i)", "")
             stripped[word] = [re.sub(contexts, " ", half, flags=re.IGNORECASE) for half in (prose, code)]

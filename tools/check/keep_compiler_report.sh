@@ -1,6 +1,6 @@
 #!/bin/sh
-# keep_compiler_report.sh OBJECT COMMAND...: runs the compiler and keeps what it said in OBJECT.report, where
-# tools/check/check_ptxas.py reads it. Warnings and errors still reach the terminal; ptxas's statistics do not.
+# keep_compiler_report.sh OBJECT COMMAND...: runs the compiler and writes its messages to OBJECT.report for
+# tools/check/check_ptxas.py. Warnings and errors are still printed; ptxas's statistics are not.
 object=$1
 shift
 "$@" 2>"$object.report"

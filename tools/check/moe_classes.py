@@ -1,9 +1,8 @@
-"""Which of transformers' model classes have a mixture of experts, and a tiny model of each.
+"""Finds transformers' model classes with a mixture of experts, and makes a tiny model of each.
 
-Nothing here lists the classes: every model type that transformers' auto classes make a model of is looked at, and counts where
-its source speaks of experts. Its tiny config is its class's own default with the sizes of SIZES in place of the published ones;
-OWN has what single classes need besides, because their fields depend on each other. A class that cannot be built is an error of
-the table, never a row that is left out.
+The classes are not listed here: every model type of transformers' auto classes is checked, and counts if its source
+mentions experts. Its tiny config is the class's default with the sizes of SIZES. OWN has additional fields for single
+classes, whose fields depend on each other. A class that cannot be built is an error; no row is left out.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ import transformers
 from torch import nn
 from transformers.models.auto import configuration_auto, modeling_auto
 
-# The class whose checkpoints are published, first of all: a wrapper around a language model before the language model.
+# In order of preference, because checkpoints are published for it: a wrapper around a language model before the
+# language model.
 _TASKS = (
     "MULTIMODAL_LM",
     "IMAGE_TEXT_TO_TEXT",
@@ -29,7 +29,7 @@ _TASKS = (
 )
 HIDDEN, INTERMEDIATE, DENSE, EXPERTS, TOP_K, LAYERS = 64, 48, 32, 8, 2, 4
 
-# Fields of any config, by name; those that a config does not have, or has as null, stay as they are.
+# Fields of any config, by name. Fields that a config lacks, or has as null, are not changed.
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model"), HIDDEN),
     **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), DENSE),
@@ -83,7 +83,7 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
-# What single classes need besides: fields of the language model's part of the config, or of the whole (by their path).
+# Additional fields for single classes, in the language model's part of the config or, by path, anywhere in it.
 _GEMMA = dict(enable_moe_block=True, num_experts=EXPERTS, top_k_experts=TOP_K, moe_intermediate_size=INTERMEDIATE)
 _QSA = dict(indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=16, indexer_budget=8, indexer_compress_ratio=4)
 OWN: dict[str, dict[str, Any]] = {
@@ -131,7 +131,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
-# A config with one of these has the size of its dense layers under intermediate_size, another one that of its experts.
+# In a config with one of these, intermediate_size is the size of its dense layers; in others it is that of its experts.
 _EXPERT_SIZES = {"moe_intermediate_size", "expert_ffn_hidden_size"}
 _DROPPED = {
     "transformers_version",
@@ -155,7 +155,7 @@ def _module(model_type: str) -> str:
 
 
 def model_classes() -> Iterator[ModelClass]:
-    """Each model type that transformers makes a model of whose source speaks of experts, in the order of their names."""
+    """Returns the model types whose source mentions experts and that transformers can make a model of, sorted by name."""
     root = pathlib.Path(transformers.__file__).parent / "models"
     tables = [getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES") for task in _TASKS]
     for model_type, config in sorted(configuration_auto.CONFIG_MAPPING_NAMES.items()):
@@ -203,7 +203,7 @@ def tiny_config(model_class: ModelClass) -> Any:
 
 
 def tiny_model(model_class: ModelClass) -> nn.Module:
-    """Random weights in float32 of a spread at which each step counts; selection biases that are not all alike."""
+    """Fills in random float32 weights, spread so that each step matters, and selection biases that differ."""
     torch.manual_seed(0)
     model = model_class.model(tiny_config(model_class)).eval()
     with torch.no_grad():
@@ -224,7 +224,7 @@ class Experts(NamedTuple):
 
 
 def experts_of(model: nn.Module) -> list[Experts]:
-    """The modules that hold the experts of a layer: the outermost named `experts`, or one with stacked weights."""
+    """Finds the modules with the experts of a layer: the outermost named `experts`, or one with stacked weights."""
     found: list[Experts] = []
     for path, module in model.named_modules():
         if "shared" in path or any(path.startswith(outer.path + ".") for outer in found):

@@ -1,7 +1,8 @@
-"""A model's own experts in float64 as the judge of this library's layers, at equal router decisions.
+"""Checks this library's layers against a model's own experts in float64, with equal router decisions.
 
-twin_of: the experts with the weights that the library loaded, each of which must be the original's of its place. bound: how far an
-output of W4A16 may be from theirs, element by element. batches: what a model's own routers send to its experts.
+twin_of: the model's experts with the weights that the library loaded, after checking them against the original weights.
+bound: how far an output of W4A16 may be from theirs, element by element.
+batches: the inputs that a model's own routers send to its experts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TOKENS = 22
 
 
 class Judged(AssertionError):
-    """A class whose numbers are not the model's own: never a row of the table."""
+    """Raised for a class whose results differ from the model's. It never becomes a row of the table."""
 
 
 class Batch(NamedTuple):
@@ -36,13 +37,13 @@ def _standard(module: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor) -
 
 
 def _llama4(module: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """Every expert sees every token, times its router weight, which is 0 for those not chosen."""
+    """Calls a module in which every expert computes every token, times its router weight, 0 for experts not selected."""
     scores = torch.zeros(len(hidden), module.num_experts, dtype=hidden.dtype).scatter(1, ids.long(), weights)
     return module((scores.T.unsqueeze(-1) * hidden).reshape(-1, hidden.shape[1])).reshape(-1, *hidden.shape).sum(0)
 
 
 def _aria(module: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """Takes router logits, whose softmax over the chosen ones are the weights."""
+    """Calls a module with router logits; their softmax over the selected experts gives the weights."""
     logits = torch.full((len(hidden), module.config.moe_num_experts), -1e9, dtype=hidden.dtype)
     module.config.moe_topk = ids.shape[1]
     return module(hidden, logits.scatter(1, ids.long(), weights.log()))
@@ -52,7 +53,7 @@ CALLS: dict[str, Callable[..., Tensor]] = {"Llama4TextExperts": _llama4, "AriaEx
 
 
 def call(module: nn.Module, batch: Batch) -> Tensor:
-    """The routed experts' sum in the module's dtype."""
+    """Computes the routed experts' sum in the module's dtype."""
     dtype = next(module.parameters()).dtype
     run = CALLS.get(type(module).__name__, _standard)
     with torch.no_grad():
@@ -60,8 +61,9 @@ def call(module: nn.Module, batch: Batch) -> Tensor:
 
 
 def stacks(module: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Views of a module's parameters: gate (E, I, H) or, without one, (E, 0, H), up (E, I, H), down (E, H, I), and down's
-    bias (E, H) or None."""
+    """Returns views of a module's parameters: gate (E, I, H), or (E, 0, H) without one, up (E, I, H), down (E, H, I),
+    and
+    down's bias (E, H) or None."""
     named = dict(module.named_parameters())
     gate_up = next(named[name] for name in ("gate_up_proj", "fc1.weight", "up_proj") if name in named)
     down = named["down_proj"] if "down_proj" in named else named["fc2.weight"]
@@ -77,7 +79,7 @@ def stacks(module: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
 
 
 def decoded(matrix: dict[str, Any]) -> Tensor:
-    """(rows, K) float64 of a matrix as the library loads it, by its definition and none of the library's code."""
+    """Dequantizes a matrix as the library loads it to (rows, K) float64, by the format's definition, without the library."""
     import moe_reference as oracle
 
     codes, scales = (torch.as_tensor(matrix[part])[None] for part in ("codes", "scales"))
@@ -85,7 +87,9 @@ def decoded(matrix: dict[str, Any]) -> Tensor:
 
 
 def check_weights(original: Tensor, found: Tensor, what: str) -> None:
-    """Nearest codes under a block scale that E4M3 rounds by at most 1/16: at most (1 + 1/16) / 6 of the block's largest."""
+    """Checks the error of nearest codes with a block scale that E4M3 rounds by at most 1/16: (1 + 1/16) / 6 of the
+    block's
+    largest value."""
     error = (found - original.double()).abs().unflatten(-1, (-1, 16))
     largest = original.double().abs().unflatten(-1, (-1, 16)).amax(-1, keepdim=True)
     if not bool((error <= largest * (17 / 96) * (1 + 2.0**-20)).all()):
@@ -93,7 +97,7 @@ def check_weights(original: Tensor, found: Tensor, what: str) -> None:
 
 
 def twin_of(module: nn.Module, expert: Callable[[int], dict[str, Any]], what: str) -> nn.Module:
-    """The module in float64 with the weights that the library holds, each of which must be that of its place."""
+    """Copies the module to float64 with the weights that the library holds, after checking each against the original."""
     twin = copy.deepcopy(module).double()
     if hasattr(twin, "config"):
         twin.config = copy.deepcopy(module.config)
@@ -115,13 +119,14 @@ def twin_of(module: nn.Module, expert: Callable[[int], dict[str, Any]], what: st
 
 
 def bound(twin: nn.Module, batch: Batch) -> Tensor:
-    """(T, hidden): how far an output may be from float64 where h is rounded to bf16 and sums are fp32's.
+    """Returns (T, hidden): how far an output may be from float64 if h is rounded to bf16 and sums are fp32.
 
-    With f = (K/16 + 1) 2^-22 of one GEMM element (docs/explanation/numerics.md, section 7) and S the sum of |x| |W| of gate or up, g and u
-    are off by f S. silu has a slope of at most 1.1 and is below its argument in magnitude, and so are the clamped ones; OAI adds
-    1 to u: h is off by at most 2.2 f S_gate (S_up + 1); relu(u)^2 without a gate by 2 sqrt(h) f S_up + (f S_up)^2. Rounding to 8 bits adds 2^-8 of |h|, the activation 2^-20. Row n of down then
-    carries each |h| error by |D|, and its own sum adds f. h itself comes from the module, under a down projection that is the
-    identity.
+    Let f = (K/16 + 1) 2^-22 for one GEMM element (docs/explanation/numerics.md, section 7), and S the sum of |x| |W| of
+    gate or up. Then g and u are off by f S. silu and the clamped variants have a slope of at most 1.1 and are below
+    their argument in magnitude. OAI adds 1 to u. So h is off by at most 2.2 f S_gate (S_up + 1); relu(u)^2 without a
+    gate by 2 sqrt(h) f S_up + (f S_up)^2. Rounding to 8 bits adds 2^-8 of |h|, the activation 2^-20. Row n of down then
+    multiplies each error of |h| by |D|, and its own sum adds f. h is computed by the module, with the identity as the
+    down projection.
     """
     gate, up, down, _ = stacks(twin)
     hidden, inter = down.shape[1:]
@@ -143,7 +148,7 @@ def bound(twin: nn.Module, batch: Batch) -> Tensor:
         )
         if (
             type(twin).__name__ not in CALLS
-        ):  # of one choice alone some classes make a vector; a second one of weight 0 adds nothing
+        ):  # for a single expert some classes return a vector; a second expert of weight 0 adds nothing
             single = Batch(batch.hidden, ids[:, None].expand(-1, 2), torch.tensor([1.0, 0.0]).expand(len(ids), 2))
         h = call(probe, single)[:, :inter].abs()
         biases = dict(twin.named_parameters()).get("gate_up_proj_bias")
@@ -168,11 +173,13 @@ def check_output(got: Tensor, twin: nn.Module, batch: Batch, what: str) -> None:
         raise Judged(f"{what}: {int(wrong.sum())} of {wrong.numel()} outputs are not the model's own")
 
 
-# ---- what a model's routers sent to its experts
+# ---- inputs that a model's routers sent to its experts
 
 
 def batches(model: nn.Module, found: list[Experts]) -> dict[str, Batch]:
-    """By path, of one run of the model; of a module with a call of its own, random ones whose products are numbers of bf16."""
+    """Records the batches, by path, of one run of the model. For a module with its own call: random batches whose
+    products
+    are bf16 numbers."""
     seen: dict[str, Batch] = {}
 
     def keep(path: str) -> Any:
@@ -203,6 +210,6 @@ def batches(model: nn.Module, found: list[Experts]) -> dict[str, Batch]:
 
 
 def routed(batch: Batch, experts: int) -> Batch:
-    """Without assignments to identity experts, which are the host's: their weight is 0, in any expert."""
+    """Replaces assignments to identity experts, which the model computes itself, by weight 0 in any expert."""
     mine = batch.ids < experts
     return Batch(batch.hidden, batch.ids.where(mine, 0), batch.weights.where(mine, 0))

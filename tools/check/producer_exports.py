@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Tiny models of transformers' classes, quantized to NVFP4 and written by the producers' own code, as their users call it.
+"""Quantizes tiny models of transformers' classes to NVFP4 with the producers' own code, called as their users call it.
 
 usage: producer_exports.py PRODUCER MODEL_TYPE OUT
   PRODUCER: modelopt or llm-compressor. Writes OUT/original in bf16 and OUT/export, and prints the versions as JSON.
 
-llm-compressor asks for another compressed-tensors than the tests' environment has, so that it has one of its own: a virtual
-environment with the same torch and transformers, in which `pip install llmcompressor==0.14.0` ran. Nothing here needs this
+llm-compressor needs another compressed-tensors than the tests' environment, so it has its own: a virtual environment
+with the same torch and transformers, in which `pip install llmcompressor==0.14.0` ran. This script does not use this
 library.
 """
 
@@ -75,7 +75,7 @@ EXPORTERS = {"modelopt": export_modelopt, "llm-compressor": export_llm_compresso
 
 
 def export(producer: str, model_type: str, out: pathlib.Path) -> None:
-    """Writes out/original and out/export; raises what the producer raises."""
+    """Writes out/original and out/export. Raises what the producer raises."""
     transformers.logging.set_verbosity_error()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Builds the source distribution, and out of it one wheel for each Python version asked for (default: all that are found).
+"""Builds the source distribution, and from it one wheel for each requested Python version (default: all that are
+found).
 
 usage: build_wheels.py [--out dist] [--library LIBRARY] [3.11 3.12 ...]
 
-The library does not depend on Python: LIBRARY (libnvfp4_moe_internal.a of this very source) is linked into every wheel,
-and only the bindings are compiled for each. Without it every wheel compiles all, as `pip install .` does.
+The library does not depend on Python: LIBRARY (libnvfp4_moe_internal.a of the same source) is linked into every wheel,
+and only the bindings are compiled for each. Without it every wheel compiles everything, as `pip install .` does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
-# A version counts as found when it can make environments and compile extensions.
+# A version is usable if it can make environments and compile extensions.
 USABLE = (
     "import ensurepip, os, sys, sysconfig, venv; "
     "assert os.path.exists(os.path.join(sysconfig.get_paths()['include'], 'Python.h')); "
@@ -28,7 +29,7 @@ USABLE = (
 
 
 def run(*command: object) -> str:
-    """The command's output; on failure it is raised with the end of what the command said."""
+    """Runs a command and returns its output. On failure raises with the end of the output."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = (done.stdout + done.stderr)[-6000:]
@@ -37,7 +38,7 @@ def run(*command: object) -> str:
 
 
 def find_interpreter(version: str) -> Path | None:
-    """This interpreter, one on PATH, or one of pyenv's, whichever first has that version, ensurepip and Python.h."""
+    """Finds the first interpreter with that version, ensurepip and Python.h: this one, on PATH, or of pyenv."""
     folders = [Path(sys.executable).parent, *map(Path, os.environ.get("PATH", "").split(os.pathsep))]
     folders += sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin"))
     for folder in folders:
@@ -50,7 +51,7 @@ def find_interpreter(version: str) -> Path | None:
 
 
 def make_environment(directory: Path, *packages: object, interpreter: Path) -> Path:
-    """A virtual environment of that interpreter with these packages; returns its python."""
+    """Makes a virtual environment of that interpreter with these packages; returns its python."""
     run(interpreter, "-m", "venv", "--clear", directory)
     python = directory / "bin" / "python"
     run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages)
@@ -58,7 +59,7 @@ def make_environment(directory: Path, *packages: object, interpreter: Path) -> P
 
 
 def make_backend(work: Path, interpreter: Path) -> Path:
-    """The environment that builds: what pyproject.toml requires for it, and nothing else. Kept while that stays."""
+    """Makes the build environment with exactly the requirements of pyproject.toml; reused while they do not change."""
     required = re.search(r"^requires = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
     directory = work / f"backend-{interpreter.name}"
     stamp = directory / "requires"
@@ -69,7 +70,7 @@ def make_backend(work: Path, interpreter: Path) -> Path:
 
 
 def build_sdist(out: Path, work: Path, interpreter: Path) -> Path:
-    """The source distribution in `out`."""
+    """Builds the source distribution in `out`."""
     hook = (
         "import os, sys; from scikit_build_core.build import build_sdist; "
         "os.chdir(sys.argv[1]); print(build_sdist(sys.argv[2]))"
@@ -79,8 +80,8 @@ def build_sdist(out: Path, work: Path, interpreter: Path) -> Path:
 
 
 def build_wheel(source: Path, out: Path, work: Path, interpreter: Path, prebuilt: Path | None = None) -> Path:
-    """The interpreter's wheel in `out`, of `source`: an sdist or a source tree. `prebuilt`: its library (.a), or its module
-    for this interpreter (.so), with which nothing is compiled."""
+    """Builds the interpreter's wheel in `out` from `source`, an sdist or a source tree. `prebuilt` is its library (.a), or its
+    module for this interpreter (.so): then nothing is compiled."""
     python = make_backend(work, interpreter)
     options = []
     if prebuilt:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes python/requirements-NAME.lock: every package of an environment by exact version and by the hash of its file.
+"""Writes python/requirements-NAME.lock: every package of an environment with its exact version and its file's hash.
 
     .venv/bin/python tools/release/lock_requirements.py
     .deps/engines/vllm/bin/python tools/release/lock_requirements.py vllm
 
-Run in an environment that python/requirements-NAME.txt made (NAME is test where none is given), after that file changed.
-The files are those of this interpreter and platform, which the first line names; ./dev uses the lock there and the plain
-requirements elsewhere. torch is left out: which of its builds an index offers under one version differs.
+Run it in an environment made from python/requirements-NAME.txt (default NAME: test), after that file changed. The lock
+is for this interpreter and platform, which the first line names; ./dev uses it there and the plain requirements
+elsewhere. torch is left out, because indexes offer different builds of it under the same version.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import tempfile
 from pathlib import Path
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
-LEFT_OUT = ("torch==", "pip==", "nvfp4-moe==", "nvfp4-moe @")  # the package itself is this tree's
+LEFT_OUT = ("torch==", "pip==", "nvfp4-moe==", "nvfp4-moe @")  # the package itself comes from this tree
 
 
 def tag() -> str:
-    """Interpreter and platform, as ./dev setup asks for it."""
+    """Returns interpreter and platform in the form that ./dev setup compares."""
     return f"cp{sys.version_info.major}{sys.version_info.minor}-{sys.platform}-{platform.machine()}"
 
 

@@ -26,8 +26,8 @@ class Layer(Protocol):
 
 class Kind(NamedTuple):
     module: str  # file of this package
-    variant: str  # what it is opened as
-    packages: tuple[str, ...]  # distributions that it needs, whose versions are recorded
+    variant: str  # passed to the module's open()
+    packages: tuple[str, ...]  # distributions that it needs; their versions are recorded
     weights: str  # "nvfp4" or "bf16"
     activations: str  # a key of reference.TOLERANCE
     about: str
@@ -67,7 +67,7 @@ KINDS = {
 
 
 def version(name: str) -> str:
-    """The versions of a layer's packages, "humming-kernels 0.1.19, vllm 0.33.0"."""
+    """Returns the versions of a layer's packages, "humming-kernels 0.1.19, vllm 0.33.0"."""
     return ", ".join(f"{package} {importlib.metadata.version(package)}" for package in KINDS[name].packages)
 
 
@@ -78,14 +78,14 @@ def opener(name: str) -> Callable[..., Layer]:
 
 
 def compiler(name: str) -> Callable[[Sequence[Shape], Sequence[int]], None] | None:
-    """What compiles a layer's kernels before anything is timed, if it compiles any at run time."""
+    """Returns the function that compiles a layer's kernels before anything is timed, if it compiles any at run time."""
     kind = KINDS[name]
     found = getattr(importlib.import_module(f"{__name__}.{kind.module}"), "compile_kernels", None)
     return found and partial(found, kind.variant)
 
 
 def expert_map(shape: Shape, device: torch.device) -> torch.Tensor | None:
-    """vLLM's map from the model's experts to those of a rank, -1 for others; None if the rank has all."""
+    """Returns vLLM's map from the model's experts to a rank's, -1 for others; None if the rank has all."""
     if shape.local_experts == shape.experts:
         return None
     numbers = torch.full((shape.experts,), -1, dtype=torch.int32, device=device)

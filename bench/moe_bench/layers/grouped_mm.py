@@ -13,7 +13,7 @@ from ..workload import Matrix, Routing, Weights
 
 
 def unquantized(matrix: Matrix) -> torch.Tensor:
-    """(experts, k, rows) of bf16: a view of row-major weights, as grouped_mm takes its second operand."""
+    """Returns (experts, k, rows) of bf16, a view of row-major weights, as the second operand of grouped_mm."""
     experts, rows, half = matrix.codes.shape
     out = torch.empty((experts, rows, 2 * half), dtype=torch.bfloat16, device=matrix.codes.device)
     for expert in range(experts):

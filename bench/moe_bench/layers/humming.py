@@ -1,8 +1,8 @@
-"""Humming's grouped GEMMs, with the tuning and the glue kernels that vLLM 0.33 gives them on SM90.
+"""Humming's grouped GEMMs, with the tuning and the glue kernels that vLLM 0.33 uses on SM90.
 
-vLLM takes HummingIndexedExperts for a whole layer and HummingGroupedExperts under expert parallelism. Both flows are
-followed here call by call, with vLLM's own functions around the GEMMs, and both are measured for every shape. Kernels are compiled at run time: compile_kernels
-does that beforehand, on many threads.
+vLLM uses HummingIndexedExperts for a whole layer and HummingGroupedExperts with expert parallelism. Both are reproduced
+here call by call, with vLLM's own functions around the GEMMs, and measured for every shape. Kernels are compiled at run
+time; compile_kernels does that beforehand, on many threads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MATRICES = ("w13", "w2")
 
 
 def tuned_rows() -> list[int]:
-    """The row counts of Humming's tuning list on SM90. The list itself is slow to make; one of its entries is not."""
+    """Returns the row counts of Humming's tuning list on SM90. Making the whole list is slow, one entry is not."""
     counts = [1, 2, 4]
     for rows in range(8, 65536, 8):
         step = 8 if rows <= 1024 else 16 if rows <= 2048 else 32 if rows <= 4096 else 64 if rows <= 16384 else 128
@@ -57,7 +57,7 @@ ROWS = tuned_rows()
 
 
 def rows_of_rank(shape: Shape, tokens: int) -> int:
-    """The rows that vLLM tunes for: the rank's share of all slots."""
+    """Returns the rows that vLLM tunes for: the rank's share of all slots."""
     return math.ceil(tokens * shape.top_k * shape.local_experts / shape.experts)
 
 
@@ -87,7 +87,7 @@ def layer_configs(shape: Shape) -> dict[str, LayerConfig]:
 
 
 def tuning(config: LayerConfig, gemm: str, rows: int) -> dict[str, object]:
-    """The entry of vLLM's tuning list for that many rows."""
+    """Returns the entry of vLLM's tuning list for that many rows."""
     nearest = next((count for count in ROWS if count >= rows), ROWS[-1])
     return dict(get_heuristics_config(config, shape_m=nearest, gemm_type=gemm, device=0))
 
@@ -97,13 +97,13 @@ def compute_config(gemm: str) -> dict[str, object]:
 
 
 def scatters(shape: Shape, tokens: int) -> bool:
-    """Whether the indexed flow packs a rank's rows between the GEMMs, as vLLM decides it."""
+    """Returns whether the indexed flow packs a rank's rows between the GEMMs, by vLLM's rule."""
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
     return shape.local_experts < shape.experts and tokens * shape.top_k > 2 * processors
 
 
 def compile_jobs(gemm: str, shape: Shape, tokens: Sequence[int]) -> dict[str, Callable[[], object]]:
-    """What is compiled for a shape, each under a name of its own."""
+    """Returns the compile jobs for a shape, each with a unique name."""
     jobs: dict[str, Callable[[], object]] = {}
     for config in layer_configs(shape).values():
         for count in tokens:

@@ -19,7 +19,7 @@ from . import expert_map
 
 
 def add_slots(rows: torch.Tensor, out: torch.Tensor, ids: torch.Tensor, numbers: torch.Tensor | None) -> None:
-    """The sum over a token's experts, as MarlinExperts.moe_sum has it."""
+    """Adds a token's experts, as MarlinExperts.moe_sum does."""
     if numbers is None:
         ops.moe_sum(rows, out)
     else:

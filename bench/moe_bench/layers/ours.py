@@ -1,4 +1,4 @@
-"""This library's layer, by its Python module."""
+"""This library's layer, through its Python module."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What each PTX instruction is in C++, one file a family.
+"""The C++ code of each PTX instruction, one file per family.
 
-A form is a regular expression over the whole of an instruction's name after its first word, modifiers and types with
-their order included. It is the whitelist: what no form matches is an error, so that no modifier is ever ignored.
-Most forms are rows of a table whose last part is a template of C++; `form` declares a function for the others.
+A form is a regular expression that must match an instruction's whole name after its first word, including modifiers and
+types in their order. Forms are a whitelist: an instruction that matches none is an error, so no modifier is ever
+ignored. Most forms are rows of a table whose last column is a C++ template; `form` declares a function for the others.
 """
 
 import importlib
@@ -80,7 +80,7 @@ class Operand:
 
 
 class Group:
-    """What a named group of the pattern has matched, in a template."""
+    """Inserts the match of a named group into a template."""
 
     KINDS = {
         "flag": lambda text: "true" if text else "false",
@@ -129,7 +129,7 @@ def effects(*rows):
 
 
 def results(rows, put):
-    """Forms whose results, after the last "; " of the template, go by put(kernel, match, operand 0, what follows)."""
+    """Declares forms whose result, after the template's last "; ", is assigned by put(kernel, match, operand 0, result)."""
     for word, pattern, template in rows:
         fill = filled(template)
 
@@ -149,7 +149,7 @@ def values(*rows, put=lambda kernel, match, to, value: kernel.put(to, value)):
 
 
 def pairs(*rows):
-    """The same of instructions with two results, "first, second". Operand 0 is "first|second", or the first alone."""
+    """The same for instructions with two results, "first, second". Operand 0 is "first|second", or only the first."""
     results(rows, lambda kernel, match, to, value: put_two(kernel, to, *value.split(", ")))
 
 

@@ -34,7 +34,7 @@ def function(match):
 
 
 def told(kernel, match, operand, count=1):
-    """The pointer, of which the checker of order is told (runtime/order.h). Without a scope it is that of the device."""
+    """Returns the pointer, reported to the checker of order (runtime/order.h). The default scope is the device."""
     semantics = {"acquire": "kAcquire", "release": "kRelease", "acq_rel": "kAcqRel"}.get(match["order"], "kRelaxed")
     scope = SCOPES[match["scope"] or "gpu"]
     size = BITS[match["type"]] // 8 * count

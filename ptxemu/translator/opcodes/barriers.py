@@ -2,7 +2,7 @@
 
 from . import effects, values
 
-# bar is barrier that all threads of a warp come to.
+# bar is barrier for all threads of a warp.
 for word, aligned in (("bar", ""), ("barrier", r"(\.aligned)?")):
     start = r"(\.cta)?"
     effects(

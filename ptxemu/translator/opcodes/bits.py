@@ -26,7 +26,7 @@ values(
     ("brev", B32, "reverse{type:bits}({1})"),
     ("bfind", r"\.(?P<type>u(32|64))", "find_first{type:bits}({1})"),
     ("bfind", r"\.shiftamt\.(?P<type>u(32|64))", "find_first{type:bits}_shift({1})"),
-    # Of a negative number, the first bit that differs from the sign.
+    # For a negative number, the first bit that differs from the sign.
     ("bfind", r"\.(?P<type>s(32|64))", "find_first{type:bits}(magnitude_bits{type:bits}({1}))"),
     ("bfind", r"\.shiftamt\.(?P<type>s(32|64))", "find_first{type:bits}_shift(magnitude_bits{type:bits}({1}))"),
     ("fns", r"\.b32", "find_nth({1:32},{2:32},{3:32})"),

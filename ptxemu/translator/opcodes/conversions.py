@@ -14,7 +14,7 @@ ROUNDED = "(float)round_to_integer((double){1:f},{round:mode})"
 
 
 def signed(*rows):
-    """Rows of a signed result, extended where the register is wider."""
+    """Rows of a signed result, sign-extended if the register is wider."""
     values(*rows, put=lambda kernel, match, to, value: kernel.put_signed(to, value, BITS[match["to"]]))
 
 
@@ -43,7 +43,7 @@ signed(
     ("cvt", SIGNED + INT, "{1:t}"),
     ("cvt", r"\.sat" + SIGNED + INT, SATURATED),
 )
-# Out of range saturates, .sat or not. NaN gives 0, but the top bit alone where 64-bit types take part.
+# Out of range saturates, with or without .sat. NaN gives 0, but only the top bit if 64-bit types are involved.
 for rows, to in ((values, UNSIGNED), (signed, SIGNED)):
     to = WHOLE + FTZ + r"(\.sat)?" + to
     number = "integer_from_double<{to:V}>"

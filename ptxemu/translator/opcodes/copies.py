@@ -63,7 +63,7 @@ def tensor(kernel, operand, rank):
 
 @form(
     "cp",
-    # ptxas takes the group behind the dimensions as well as at the end.
+    # ptxas accepts the group after the dimensions as well as at the end.
     BULK + r"\.tensor\.(?P<rank>[1-5])d(?P<early>\.cta_group::[12])?\.shared::(cta|cluster)\.global(\.tile)?" + BYTES
     + rf"(?P<multicast>{MULTICAST})?(?P<pair>\.cta_group::[12])?" + HINT,
 )  # fmt: skip

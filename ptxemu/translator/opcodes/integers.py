@@ -40,7 +40,7 @@ for word, chosen in (("min", "first<second?first:second"), ("max", "first>second
 
 
 def carried(word, symbol):
-    """The sum or difference of 33 or 65 bits, of which the last is the carry or borrow."""
+    """Computes the sum or difference with 33 or 65 bits; the last bit is the carry or borrow."""
 
     @form(word, r"(?P<out>\.cc)\.(?P<type>[us](32|64))")
     @form(word + "c", r"(?P<out>\.cc)?(?P<chained>)\.(?P<type>[us](32|64))")

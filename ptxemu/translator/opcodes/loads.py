@@ -20,7 +20,7 @@ def polls(match):
 
 
 def told(match, space, pointer, size, access):
-    """What the checker of order is told of a load or store (runtime/order.h)."""
+    """Makes the call that reports a load or store to the checker of order (runtime/order.h)."""
     if space not in SHARED_BY_THREADS:
         return ""
     if not polls(match):

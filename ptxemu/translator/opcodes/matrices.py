@@ -62,7 +62,7 @@ BLOCK_SCALED = (
 def mma_block_scaled(kernel, match, operands):
     """Operands: d, a, b, c, scale-a, {byte-id, thread-id}, scale-b, {byte-id, thread-id}."""
     blocks = 4 if match["vec"] == "4X" else 2
-    # UE4M3 has blocks of 16 alone, and mxf4 takes blocks of 32 with UE8M0 alone.
+    # UE4M3 has only blocks of 16, and mxf4 only blocks of 32 with UE8M0.
     if (match["scale"] == "ue4m3" or match["kind"] == "mxf4") and (match["kind"], blocks, match["scale"]) not in (
         ("mxf4nvf4", 4, "ue4m3"),
         ("mxf4", 2, "ue8m0"),

@@ -1,7 +1,7 @@
-"""SGLang's NVFP4 experts through nvfp4_moe: the plugin that SGLang loads by the entry point `sglang.srt.plugins`.
+"""An SGLang plugin that runs NVFP4 experts with nvfp4_moe. SGLang loads it by the entry point `sglang.srt.plugins`.
 
-register() is called in every process that SGLang starts, before a model is made. docs/how-to/sglang.md says what it does and
-which environment variables and options it reads. Importing this package imports nothing of SGLang; register does.
+SGLang calls register() in every process that it starts, before it makes a model. docs/how-to/sglang.md describes the
+plugin, its environment variables and its options. Importing this package imports nothing of SGLang; register() does.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ _registered = False
 
 
 def register() -> None:
-    """Registers the runner core, the option --moe-runner-backend nvfp4_moe and the hooks; once a process.
+    """Registers the runner core, the option --moe-runner-backend nvfp4_moe and the hooks, once per process.
 
-    NVFP4_MOE_MODE=0: nothing. An SGLang that lacks what the adapter relies on is left as it is, with one line that names its
-    version and the members. Under NVFP4_MOE_MODE=1 that is an error; SystemExit, since SGLang swallows exceptions of plugins.
+    Does nothing if NVFP4_MOE_MODE=0. An SGLang release without the members that the adapter needs is left unchanged,
+    and a log message names its version and the members. If NVFP4_MOE_MODE=1 that is SystemExit, because SGLang ignores
+    other exceptions of plugins.
     """
     global _registered
     if _registered:
@@ -50,7 +51,7 @@ def register() -> None:
     try:
         _hook(settings, missing)
     except Exception as error:
-        if settings.insists:  # SGLang would log it and serve without the plugin
+        if settings.insists:  # SGLang would log an exception and serve without the plugin
             raise SystemExit(f"nvfp4_moe: SGLang {version}: {type(error).__name__}: {error}") from error
         raise
     _registered = True
@@ -59,7 +60,7 @@ def register() -> None:
 
 
 def _hook(settings: Settings, missing: Mapping[str, object]) -> None:
-    """What register does once SGLang fits, but for the formats that are missing. Imports SGLang."""
+    """Registers everything except the missing formats, once SGLang is known to fit. Imports SGLang."""
     from . import compressed_tensors, experts, internals
     from .modelopt import ModelOptHooks
     from .mxfp4 import Mxfp4Hooks

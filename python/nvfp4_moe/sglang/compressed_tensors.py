@@ -1,4 +1,4 @@
-"""compressed-tensors' NVFP4 experts, W4A4 and W4A16: a scheme, which a hook gives a layer in place of SGLang's."""
+"""compressed-tensors' NVFP4 experts, W4A4 and W4A16. A hook gives a layer this scheme instead of SGLang's."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TARGET = "sglang.srt.layers.quantization.compressed_tensors.compressed_tensors.C
 
 
 def _value(field: Any) -> Any:
-    """An enum's value, or what it is."""
+    """Returns an enum's value, or the field itself."""
     return getattr(field, "value", field)
 
 
 def _is_nvfp4(arguments: Any) -> bool:
-    """Whether compressed-tensors' QuantizationArgs are NVFP4: groups of 16 E2M1 codes under one scale of the tensor."""
+    """Returns whether compressed-tensors' QuantizationArgs are NVFP4: groups of 16 E2M1 codes and one tensor scale."""
     return (
         arguments is not None
         and arguments.num_bits == 4
@@ -36,9 +36,9 @@ def _is_nvfp4(arguments: Any) -> bool:
 
 
 def _declared(config: Any, layer: Any, layer_name: str | None) -> tuple[Any, Declared] | None:
-    """COMPRESSED_W4A4 or COMPRESSED_W4A16, and what is declared for activations; None if no matrix of the experts is NVFP4.
+    """Returns COMPRESSED_W4A4 or COMPRESSED_W4A16 and the declared activations, or None if no expert matrix is NVFP4.
 
-    Raises Refused if some are.
+    Raises Refused if only some are.
     """
     config._add_fused_moe_to_target_scheme_map()
     matrices = ("gate_proj", "up_proj", "down_proj")[0 if layer.moe_runner_config.is_gated else 1 :]
@@ -51,12 +51,12 @@ def _declared(config: Any, layer: Any, layer_name: str | None) -> tuple[Any, Dec
         raise Refused(why)
     inputs = {name: scheme.get("input_activations") for name, scheme in schemes.items()}
     declared = most_precise(declared_by_arguments(given, name.rpartition(".")[2]) for name, given in inputs.items())
-    # Input scales have parameters if any of the files has them.
+    # Input scales have parameters if any matrix has them in the files.
     return COMPRESSED_W4A16 if all(given is None for given in inputs.values()) else COMPRESSED_W4A4, declared
 
 
 def _weights_of(scheme: Any) -> str:
-    """NVFP4, or what else the weights of a scheme are, in a message."""
+    """Names the weight format of a scheme in a message, for example NVFP4."""
     weights = scheme.get("weights")
     if weights is None:
         return "not quantized"
@@ -84,7 +84,7 @@ class NvFp4MoeScheme(internals.CompressedTensorsMoEScheme):  # type: ignore[misc
     ) -> None:
         try:
             check_loading(extra)
-        except Refused as refused:  # known only now that the layer has its scheme
+        except Refused as refused:  # too late to leave the layer to SGLang: it already has this scheme
             raise Unsupported(f"{name_of(layer)}: {refused}. NVFP4_MOE_MODE=0 leaves the model to SGLang") from refused
         layer.params_dtype = params_dtype
         self._experts.create(layer, num_experts, int(layer.num_experts), extra)
@@ -105,7 +105,7 @@ class NvFp4MoeScheme(internals.CompressedTensorsMoEScheme):  # type: ignore[misc
 
 
 def register(settings: Settings) -> None:
-    """Hooks what gives each layer its scheme."""
+    """Hooks the method that gives each layer its scheme."""
 
     def get_moe_scheme(own: Callable[..., Any], config: Any, layer: Any, layer_name: str | None = None) -> Any:
         name = layer_name or name_of(layer)

@@ -1,22 +1,24 @@
-"""One layer's experts from SGLang's parameters to a MoeLayer: which are registered, how they are packed, and packed again.
+"""Registers a layer's parameters for SGLang's loader and packs them into a MoeLayer, again after each reload.
 
-Parameters of E_local experts, hidden size H, I of the intermediate dimension on this rank. Rows of w13 are [gate; up].
+Parameters of E_local experts, with hidden size H and this rank's intermediate size I. Rows of w13 are [gate; up].
 
-    ModelOpt                                   compressed-tensors             shape
-    w13_weight, w2_weight                      w13_weight_packed, ...         uint8 (E_local, 2I, H/2), (E_local, H, I/2)
-    w13_weight_scale, w2_weight_scale          the same names                 e4m3 (E_local, 2I, H/16), (E_local, H, I/16)
-    w13_weight_scale_2, w2_weight_scale_2      w13_weight_global_scale, ...   float32 (E_local, 2), (E_local,); reciprocals
-    w13_input_scale, w2_input_scale            w13_input_global_scale, ...    float32; loaded, since files have them, unused
+    ModelOpt                                   compressed-tensors             shape w13_weight, w2_weight
+    w13_weight_packed, ...         uint8 (E_local, 2I, H/2), (E_local, H, I/2) w13_weight_scale, w2_weight_scale
+    the same names                 e4m3 (E_local, 2I, H/16), (E_local, H, I/16) w13_weight_scale_2, w2_weight_scale_2
+    w13_weight_global_scale, ...   float32 (E_local, 2), (E_local,); reciprocals w13_input_scale, w2_input_scale
+    w13_input_global_scale, ...    float32; loaded, since files have them, unused
 
-Without a gate w13 has I rows and a tensor scale (E_local,). MXFP4, which is gpt-oss': w13_weight, w2_weight with rows of gate
-and up in turn, scales of the same names as E8M0 uint8 (E_local, 2I, H/32), (E_local, H, I/32), no tensor scales, and
-w13_weight_bias, w2_weight_bias bfloat16 (E_local, 2I), (E_local, H). SGLang's loader gives each rank whole blocks of 32 of
-I, the last ranks fewer or none, and w2_weight_bias to the first rank of a tensor parallel group, zeros to the others.
+Without a gate w13 has I rows and its tensor scale is (E_local,).
 
-Scales start as NaN, so that an expert that no file brings is an error and not a random matrix. Once packed, parameters are
-empty. The first that an update from disk writes makes them again; packing then writes into the layer that is there, so that
-CUDA graphs that captured it stay valid. Updates that SGLang ends without process_weights_after_loading are refused: graphs
-would go on with the old weights in silence.
+MXFP4 (gpt-oss) has w13_weight and w2_weight with alternating rows of gate and up; scales of the same names as E8M0
+uint8 (E_local, 2I, H/32) and (E_local, H, I/32); no tensor scales; and w13_weight_bias (E_local, 2I) and w2_weight_bias
+(E_local, H) in bfloat16. SGLang's loader gives each rank whole blocks of 32 of I, and fewer or none to the last ranks.
+It loads w2_weight_bias on the first rank of a tensor parallel group and zeros on the others.
+
+Scales start as NaN, so that an expert that no file provides is an error and not a random matrix. After packing,
+parameters are empty. The first write of an update from disk allocates them again. Packing then writes into the existing
+layer, so CUDA graphs that captured it stay valid. Updates that SGLang does not end with process_weights_after_loading
+are refused, because graphs would silently keep the old weights.
 """
 
 from __future__ import annotations
@@ -52,12 +54,12 @@ from .runner import MAX_TOKENS
 log = logging.getLogger("nvfp4_moe.sglang")
 _load_log = LoadLog(log.info)
 
-_packing_loads = 0  # loads in progress that process_weights_after_loading follows; of all threads
+_packing_loads = 0  # loads in progress, in all threads, that process_weights_after_loading will follow
 
 
 @contextlib.contextmanager
 def packing_follows() -> Iterator[None]:
-    """Within it, parameters that are packed may be loaded again: process_weights_after_loading comes after."""
+    """Allows packed parameters to be loaded again inside the context; process_weights_after_loading must follow."""
     global _packing_loads
     _packing_loads += 1
     try:
@@ -67,7 +69,7 @@ def packing_follows() -> Iterator[None]:
 
 
 def register_loads() -> None:
-    """Hooks the load that SGLang ends with process_weights_after_loading: a model's first, and update_weights_from_disk."""
+    """Hooks the loads that SGLang ends with process_weights_after_loading: a model's first, and update_weights_from_disk."""
 
     def load(own: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         with packing_follows():
@@ -79,8 +81,11 @@ def register_loads() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How a producer's parameters are called. input_rows: whose experts the input scales are of; "" for none. mxfp4: E8M0
-    scales, no tensor scales, and biases in layers that have them."""
+    """The names of a producer's parameters.
+
+    input_rows: which experts have input scales; "" for none. mxfp4: E8M0 scales, no tensor scales, and biases in layers
+    that have them.
+    """
 
     weight: str
     tensor_scale: str
@@ -100,8 +105,8 @@ GPT_OSS = Format("weight", "", False, "", "", mxfp4=True)
 class _Parameter:
     shape: tuple[int, ...]
     dtype: torch.dtype
-    start: float | None  # what it is filled with; NaN for a scale that a file must bring; None for nothing
-    kind: str = ""  # of a scale, as the loader of compressed-tensors asks for it
+    start: float | None  # the initial value; NaN for a scale that a file must provide; None for uninitialized
+    kind: str = ""  # a scale's kind, for the loader of compressed-tensors
     global_experts: bool = False
 
     def make(self, device: torch.device | None = None) -> Tensor:
@@ -112,11 +117,13 @@ class _Parameter:
 
 
 class Experts:
-    """The experts of one FusedMoE layer, from its creation on."""
+    """The experts of one FusedMoE layer, from the layer's creation on."""
 
     def __init__(self, name: str, form: Format, options: Mapping[str, Any], is_first_rank: bool, activations: str = ""):
-        """options: fields of MoeConfig. is_first_rank: whether this process reports for all. activations: what the log says
-        of them."""
+        """options: fields of MoeConfig.
+
+        is_first_rank: this process logs for all ranks. activations: text for the log.
+        """
         self.name = name
         self._format, self._options, self._reports = form, dict(options), is_first_rank
         self._activations = activations
@@ -130,7 +137,7 @@ class Experts:
         return bool(self._options["activation"] != "relu2")
 
     def _list_parameters(self, experts: int, all_experts: int, inner: int) -> dict[str, _Parameter]:
-        """By name. inner: I, with what pads a rank's last part of it to that of the others."""
+        """Returns the parameters by name. inner is I, padded on the last rank to the size of the others."""
         form, hidden, matrices = self._format, int(self._options["hidden_size"]), 2 if self._gated else 1
         scales = internals.FusedMoeWeightScaleSupported
         group, tensor = scales.GROUP.value, scales.TENSOR.value
@@ -164,8 +171,11 @@ class Experts:
         extra: Mapping[str, Any],
         padded_intermediate_size: int | None = None,
     ) -> None:
-        """Registers the layer's parameters, on torch's default device. extra: attributes for each, its loader too.
-        padded_intermediate_size: of the parameters, if SGLang's loader asks for more than the rank's part."""
+        """Registers the layer's parameters on torch's default device.
+
+        extra has attributes for each of them, including the loader. padded_intermediate_size is the parameters' size if
+        SGLang's loader needs more than the rank's part.
+        """
         inner = padded_intermediate_size or int(self._options["intermediate_size"])
         self._parameters = self._list_parameters(local_experts, all_experts, inner)
         attributes = {key: value for key, value in extra.items() if key != "weight_loader"}
@@ -185,7 +195,7 @@ class Experts:
             _load_log.plan()
 
     def _loader(self, layer: torch.nn.Module, loader: Callable[..., Any]) -> Callable[..., Any]:
-        """SGLang's loader; if the parameters are packed already, they are made again before it writes."""
+        """Wraps SGLang's loader: packed parameters are allocated again before it writes."""
 
         def load(*inputs: Any, **named: Any) -> Any:
             if not self._waiting:
@@ -209,9 +219,9 @@ class Experts:
             self._waiting = True
 
     def pack(self, layer: torch.nn.Module) -> None:
-        """Parameters to the packed layer, warmed up, and the parameters to nothing. Once more if they were loaded again.
+        """Packs the parameters into a layer, warms it up, and empties them. Does so again after a reload.
 
-        Raises BadInput if a scale is NaN, negative or missing, Unsupported, OutOfMemory; each names the layer.
+        Raises BadInput if a scale is NaN, negative or missing; Unsupported; OutOfMemory. Each error names the layer.
         """
         if not self._waiting:
             return
@@ -228,7 +238,7 @@ class Experts:
         fused = self._fused
         assert fused is not None
         if fused.layer.device != "cpu":
-            # Or torch would keep what the next packed layer needs, and the workspace of the largest run that there may be.
+            # Otherwise torch would keep memory that the next packed layer needs, and the workspace of the largest run.
             release_workspaces(fused.layer.device)
             torch.cuda.empty_cache()
         if self._reports:
@@ -270,7 +280,7 @@ class Experts:
         options = {
             key: value for key, value in self._options.items() if key not in ("hidden_size", "intermediate_size")
         }
-        # Ids are local to the rank, so that its experts are the first ones.
+        # Ids are local to the rank, so its experts are the first ones.
         placement = Placement(options.pop("num_experts"))
         fused = open_fused(parameters, placement=placement, max_tokens=MAX_TOKENS, **options)
         fused.layer.warmup()
@@ -279,7 +289,7 @@ class Experts:
         self._fused = fused
 
     def ready(self) -> FusedExperts:
-        """The packed experts. RuntimeError if weights were loaded that nothing has packed since."""
+        """Returns the packed experts. Raises RuntimeError if weights were loaded and not packed since."""
         fused = self._fused
         if fused is None or self._waiting:
             what = "has no weights yet" if fused is None else "got new weights that were not packed"

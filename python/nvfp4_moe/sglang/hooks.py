@@ -1,7 +1,7 @@
-"""Hooks on the methods of a quantization method's class of SGLang's: what ModelOpt's and MXFP4's experts share.
+"""Hooks on the methods of one of SGLang's quantization methods, shared by ModelOpt's and MXFP4's experts.
 
-The class itself stays in its place, since other modules ask isinstance of it; each of its objects is SGLang's own, or, once
-create_weights has seen a layer that the library takes, the adapter's. Subclasses are left alone.
+The class is not replaced, because other modules test isinstance against it. Each of its objects belongs to SGLang or,
+once create_weights has seen a layer that the library takes, to the adapter. Subclasses are left alone.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ Method = Callable[..., Any]
 
 
 class _Undecided:
-    """An object whose layer is not known yet. own_init is what is left to do of SGLang's __init__ if it is not taken."""
+    """State of an object whose layer is not known yet.
+
+    own_init completes SGLang's __init__ if the layer is not taken.
+    """
 
     def __init__(self, own_init: Callable[[], Any]):
         self.own_init = own_init
 
 
 def output_scale(layer: Any) -> float | None:
-    """routed_scaling_factor if the router has not multiplied its weights by it."""
+    """Returns routed_scaling_factor if the router has not multiplied its weights by it, else None."""
     factor = layer.moe_runner_config.routed_scaling_factor
     return None if factor is None or layer.should_fuse_routed_scaling_factor_in_topk else float(factor)
 
 
 class Hooks:
-    """One process's hooks on one class. settings: what the environment asks for."""
+    """One process's hooks on one class. settings come from the environment."""
 
-    target: str  # the class, as HookRegistry finds it
-    what: str  # the experts, in a message
+    target: str  # the class's path for HookRegistry
+    what: str  # names the experts in a message
     form: Format
     names: tuple[str, ...] = ("create_weights", "process_weights_after_loading", "create_moe_runner", "apply")
 
@@ -50,27 +53,27 @@ class Hooks:
             internals.HookRegistry.register(f"{self.target}.{name}", hook, internals.HookType.AROUND)
 
     def is_plain(self, method: Any, *inputs: Any, **named: Any) -> bool:
-        """Whether an object with these inputs of __init__ may be the adapter's."""
+        """Returns whether an object with these arguments of __init__ may belong to the adapter."""
         raise NotImplementedError
 
     def hold_back(self, own: Callable[[], Any], method: Any, *inputs: Any, **named: Any) -> Callable[[], Any]:
-        """Of SGLang's __init__ what can be done now; returns what is left if the layer is not taken."""
+        """Does the part of SGLang's __init__ that is possible now. Returns the rest, for a layer that is not taken."""
         raise NotImplementedError
 
     def check(self, method: Any, layer: Any) -> None:
-        """Raises Refused for what only this format has."""
+        """Raises Refused for reasons that only this format has."""
 
     def declared(self, method: Any, layer: Any) -> Declared:
-        """The activations that the checkpoint declares for the layer. Raises Refused for a mixture that no layer runs."""
+        """Returns the activations that the checkpoint declares for the layer. Raises Refused for mixed formats."""
         raise NotImplementedError
 
     def sizes(self, layer: Any, inner: int, extra: Mapping[str, Any]) -> tuple[int, int]:
-        """(this rank's part of the intermediate dimension, that of its parameters), where SGLang says inner."""
+        """Returns this rank's intermediate size and that of its parameters, given SGLang's `inner`."""
         return inner, inner
 
     @staticmethod
     def has_taken(method: Any) -> bool:
-        """Whether an object is the adapter's."""
+        """Returns whether an object belongs to the adapter."""
         return isinstance(getattr(method, _STATE, None), Experts)
 
     def init(self, own: Method, method: Any, *inputs: Any, **named: Any) -> None:

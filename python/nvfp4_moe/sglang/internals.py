@@ -1,7 +1,7 @@
-"""Everything that the adapter imports from SGLang, in one file; importing it imports SGLang.
+"""Everything that the adapter imports from SGLang, in one file. Importing it imports SGLang.
 
-None of it is an interface that SGLang promises to keep: required.py has what of it is relied on, which register() checks
-before it imports this file.
+SGLang does not promise to keep any of these interfaces. required.py lists what the adapter relies on, and register()
+checks that before it imports this file.
 """
 
 from __future__ import annotations
@@ -54,8 +54,11 @@ __all__ = [
 
 
 def backend_is_sglangs_default() -> bool:
-    """Whether the user left --moe-runner-backend alone, and what it is now SGLang has chosen for the model (gpt-oss, Nemotron-H):
-    a default, in releases whose routers and dispatchers follow each layer's own runner and not that option."""
+    """Returns whether SGLang, not the user, chose --moe-runner-backend for the model (gpt-oss, Nemotron-H).
+
+    In releases whose routers and dispatchers follow each layer's runner instead of the option, that backend is only a
+    default.
+    """
     raw = getattr(get_server_args(), "_raw_input", None) or {}
     follows_layers = hasattr(TopK, "bind_runner_backend") and hasattr(standard, "_keeps_global_expert_ids")
     return follows_layers and raw.get("moe_runner_backend") == "auto"
@@ -63,7 +66,7 @@ def backend_is_sglangs_default() -> bool:
 
 @functools.cache
 def _quantization_config(model: str, revision: str | None) -> Mapping[str, Any]:
-    """quantization_config of a model's config.json, a directory's or one that is in the cache of the hub."""
+    """Reads quantization_config from a model's config.json, in a directory or in the hub's cache."""
     from transformers.utils.hub import cached_file
 
     try:
@@ -75,7 +78,7 @@ def _quantization_config(model: str, revision: str | None) -> Mapping[str, Any]:
 
 
 def config_groups() -> Any:
-    """config_groups next to ModelOpt's quant_algo, which SGLang's config does not keep; None if there are none."""
+    """Reads config_groups, next to ModelOpt's quant_algo, or returns None. SGLang's config drops them."""
     model = server_argument("model_path")
     if not isinstance(model, str):
         return None
@@ -83,5 +86,5 @@ def config_groups() -> Any:
 
 
 def server_argument(name: str, default: Any = None) -> Any:
-    """A field of the server's arguments as SGLang resolved it, or the default if this release has none of that name."""
+    """Returns a server argument as SGLang resolved it, or the default if this release does not have it."""
     return resolution_result(get_server_args(), name, default)

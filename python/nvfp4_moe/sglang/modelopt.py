@@ -1,7 +1,7 @@
-"""ModelOpt's NVFP4 experts: hooks on the methods of SGLang's own class.
+"""ModelOpt's NVFP4 experts: hooks on the methods of SGLang's class.
 
-Its __init__ is held back until a layer is known: on a GPU that SGLang has no kernel for, or a CPU, it would refuse. Experts
-that are quantized while they are loaded are a subclass's.
+Its __init__ is delayed until the layer is known, because it fails on CPUs and on GPUs for which SGLang has no kernel.
+Experts that are quantized during loading use a subclass, which is not hooked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .refusals import Refused, layer_name
 
 
 def _config_of(quant_config: Any) -> Any:
-    """The one input of __init__."""
+    """Returns the only argument of __init__."""
     return quant_config
 
 
@@ -41,7 +41,7 @@ class ModelOptHooks(Hooks):
 
     def hold_back(self, own: Callable[[], Any], method: Any, *inputs: Any, **named: Any) -> Callable[[], Any]:
         method.quant_config = _config_of(*inputs, **named)
-        # SGLang's own __init__ sets the same for a backend without a layout of its own.
+        # SGLang's __init__ sets the same values for a backend without its own layout.
         method._lora_marlin = method.enable_flashinfer_trtllm_moe = method.use_flashinfer_trtllm_weight_layout = False
         method._cache_permute_indices = {}
         return own

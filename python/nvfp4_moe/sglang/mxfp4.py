@@ -1,4 +1,4 @@
-"""gpt-oss' MXFP4 experts with biases: hooks on the methods of SGLang's own class."""
+"""gpt-oss' MXFP4 experts with biases: hooks on the methods of SGLang's class."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ class Mxfp4Hooks(Hooks):
         if config.gemm1_alpha is None or not getattr(config, "gate_up_interleaved", True):
             raise Refused("MXFP4 experts of another form than gpt-oss', whose rows of gate and up alternate")
         hidden, real = int(layer.hidden_size), int(getattr(layer, "hidden_size_unpadded", layer.hidden_size))
-        if hidden != real:  # SGLang's default on Blackwell does so; the library's backend, named by the user, does not
+        if hidden != real:  # SGLang pads by default on Blackwell, but not if the user names the library's backend
             raise Refused(f"hidden size {real} padded to {hidden} for SGLang's flashinfer_mxfp4")
 
     def declared(self, method: Any, layer: Any) -> Declared:
         return Declared("bf16", "quant_method mxfp4")
 
     def sizes(self, layer: Any, inner: int, extra: Mapping[str, Any]) -> tuple[int, int]:
-        """The loader gives whole blocks to each rank as long as there are any; what is left for the last may be less."""
+        """Returns the sizes.
+
+        The loader gives each rank whole blocks as long as any are left; the last may get fewer.
+        """
         padded = -(-inner // _BLOCK) * _BLOCK
         left = int(extra.get("moe_intermediate_size", inner * layer.moe_tp_size)) - padded * int(layer.moe_tp_rank)
         if left <= 0:

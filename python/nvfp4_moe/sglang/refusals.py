@@ -1,4 +1,4 @@
-"""Which of SGLang's layers the adapter takes, and as what: a layer's options, or why it is SGLang's own."""
+"""Decides which of SGLang's layers the adapter takes: a layer's options, or the reason why SGLang runs it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WEIGHT_ONLY = Declared("bf16", "nothing is declared")
 
 
 class Refused(Exception):
-    """A layer that is not taken; its text says why."""
+    """Raised for a layer that is not taken; its text is the reason."""
 
 
 _said: set[str] = set()
 
 
 def refuse(name: str, refused: Refused, settings: Settings) -> None:
-    """A layer goes to SGLang: one line that says why, once for each reason. An error if the user insists."""
+    """Logs why a layer is left to SGLang, once for each reason. An error if the user insists."""
     if settings_now(settings).insists:
         raise Unsupported(f"{name}: {refused}. NVFP4_MOE_MODE=auto would leave it to SGLang") from refused
     if str(refused) not in _said:
@@ -37,13 +37,13 @@ def refuse(name: str, refused: Refused, settings: Settings) -> None:
 
 
 def settings_now(settings: Settings) -> Settings:
-    """The settings with what the command line says: a user who names the backend insists on it."""
+    """Returns the settings, updated from the command line: a user who names the backend insists on it."""
     chosen = internals.get_moe_runner_backend().value == BACKEND
     return Settings("1", settings.activation_format) if chosen else settings
 
 
 def check_server() -> None:
-    """Raises Refused if the server's arguments ask for what a packed layer does not do."""
+    """Raises Refused if the server's arguments request something that a packed layer cannot do."""
     backend = internals.get_moe_runner_backend()
     if not backend.is_auto() and backend.value != BACKEND and not internals.backend_is_sglangs_default():
         raise Refused(f"--moe-runner-backend is {backend.value}; auto and {BACKEND} are the adapter's")
@@ -63,7 +63,7 @@ def check_server() -> None:
 
 
 def check_loading(extra: Mapping[str, Any], has_bias_parameters: bool = False) -> None:
-    """Raises Refused by what create_weights gets beside sizes."""
+    """Raises Refused depending on the arguments of create_weights other than sizes."""
     if extra.get("with_bias") and not has_bias_parameters:
         raise Refused("experts with biases in a format for which SGLang has no parameters of biases")
     if getattr(extra.get("weight_loader"), "__name__", "") == "weight_loader_fused":
@@ -71,7 +71,7 @@ def check_loading(extra: Mapping[str, Any], has_bias_parameters: bool = False) -
 
 
 def _activation(config: Any) -> dict[str, Any]:
-    """activation, swiglu_limit and swiglu_alpha of a MoeRunnerConfig. Raises Refused."""
+    """Returns activation, swiglu_limit and swiglu_alpha for a MoeRunnerConfig. Raises Refused."""
     if config.activation == "relu2" and not config.is_gated:
         return {"activation": "relu2"}
     if config.activation != "silu" or not config.is_gated:
@@ -102,8 +102,11 @@ def layer_options(
     has_bias_parameters: bool = False,
     declared: Declared = WEIGHT_ONLY,
 ) -> dict[str, Any]:
-    """The layer as fields of MoeConfig. extra: what create_weights got beside sizes. has_bias_parameters: whether the format
-    has them, for layers with biases. declared: for its activations. Raises Refused."""
+    """Returns the layer's options as fields of MoeConfig. Raises Refused.
+
+    extra has the arguments of create_weights other than sizes. has_bias_parameters: the format has parameters for
+    biases. declared: the checkpoint's declaration for activations.
+    """
     check_server()
     check_loading(extra, has_bias_parameters)
     config = layer.moe_runner_config
@@ -131,17 +134,17 @@ def layer_options(
 
 
 def activations_of(options: Mapping[str, Any], settings: Settings, declared: Declared) -> str:
-    """Their format and why, of a layer's options, for the log."""
+    """Returns the format of a layer's activations and the reason for it, for the log."""
     without = {name: value for name, value in options.items() if name != "activation_format"}
     because = choose_activations(without, layer_device(torch.empty(0)), settings.activation_format, declared)[1]
     return f"{options['activation_format']}, because {because}"
 
 
 def layer_name(layer: Any) -> str:
-    """Name of the layer in messages."""
+    """Names the layer in messages."""
     return str(layer.layer_name or f"layer {layer.layer_id}")
 
 
 def is_first_rank(layer: Any) -> bool:
-    """Whether this process reports for the ranks of its group."""
+    """Returns whether this process logs for the ranks of its group."""
     return int(layer.moe_ep_rank) == 0 and int(layer.moe_tp_rank) == 0

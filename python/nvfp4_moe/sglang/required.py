@@ -1,7 +1,8 @@
-"""What the adapter relies on in SGLang, and the releases that were read for it: data alone, so that nothing is imported.
+"""The members of SGLang that the adapter relies on, and the releases they were compared with. Plain data, no imports.
 
-nvfp4_moe._signatures says what an entry means. The adapter checks the table against the SGLang that loads it;
-tools/check/check_engine_signatures.py checks it against releases' wheels and writes docs/reference/engines-compatibility.md.
+nvfp4_moe._signatures defines the entries. The adapter checks the table against the SGLang that loads it.
+tools/check/check_engine_signatures.py checks it against releases' wheels and writes
+docs/reference/engines-compatibility.md.
 """
 
 RELEASES = ("0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")  # those that fit
@@ -32,7 +33,7 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
         ("calls", f"{_MOE}.utils:resolve_moe_runner_backend", ("backend",)),
         ("calls", f"{_MOE}.utils:MoeRunnerBackend.is_auto", ()),
         ("calls", f"{_MOE}.utils:MoeA2ABackend.is_none", ()),
-        # The runner and what reaches it.
+        # The runner and its inputs.
         ("calls", f"{_MOE}.moe_runner.runner:register_moe_runner_core", ("backend_name", "factory")),
         ("calls", f"{_MOE}.moe_runner.runner:MoeRunner.__init__", ("runner_backend", "config")),
         ("calls", f"{_MOE}.moe_runner.runner:MoeRunner.run", ("dispatch_output", "quant_info")),
@@ -96,7 +97,7 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
             ("model", "weights", "target_device"),
         ),
     ),
-    # Hooks stand in for methods of SGLang's class.
+    # Hooks replace methods of SGLang's class.
     "modelopt": (
         ("has", f"{_MODELOPT}:ModelOptFp4Config", ("is_checkpoint_nvfp4_serialized", "group_size")),
         ("overrides", f"{_METHOD}.__init__", ("quant_config",)),
@@ -123,7 +124,7 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
         ("overrides", f"{_MXFP4}.apply", ("layer", "dispatch_output")),
         ("has", f"{_MOE}.fused_moe_triton.layer:FusedMoE", ("moe_tp_size",)),
     ),
-    # A hook on what gives a layer its scheme, and a scheme of our own.
+    # A hook on the method that gives a layer its scheme, and our own scheme.
     "compressed-tensors": (
         ("overrides", f"{_CONFIG}.get_moe_scheme", ("layer", "layer_name")),
         ("calls", f"{_CONFIG}.get_scheme_dict", ("layer", "layer_name")),

@@ -1,6 +1,7 @@
-"""The runner core: SGLang's dispatched tokens through a MoeLayer.
+"""The runner core: runs a MoeLayer on the tokens that SGLang dispatches.
 
-SGLang's standard dispatcher gives ids that are local to the rank, and -1 for another rank's expert, which adds nothing.
+SGLang's standard dispatcher passes ids that are local to the rank, and -1 for another rank's expert, which adds
+nothing.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from ..layer import MoeLayer
 from . import internals
 
 BACKEND = "nvfp4_moe"
-MAX_TOKENS = 8192  # of one call of the library; a larger batch runs in as many calls as it needs
+MAX_TOKENS = 8192  # per call of the library; larger batches take several calls
 
 assert torch_op.library is not None  # importing it registers torch.ops.nvfp4_moe
 
 
 @dataclasses.dataclass
 class NvFp4MoeQuantInfo(internals.MoeQuantInfo):  # type: ignore[misc]
-    """layer: the rank's experts. output_scale: what the output is multiplied by, None for nothing."""
+    """The layer with the rank's experts, and a factor of its output; output_scale None means 1."""
 
     layer: MoeLayer
     output_scale: float | None = None
 
 
 def run_layer(layer: MoeLayer, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-    """hidden (T, H), topk_ids (T, top_k) local, topk_weights (T, top_k) float32 -> (T, H) like hidden.
+    """Runs the layer on hidden (T, H), local topk_ids (T, top_k) and float32 topk_weights (T, top_k); returns (T, H).
 
-    Only enqueues. Any T: beyond MAX_TOKENS in several calls, which gives the same bits if batches of the calls' sizes do.
+    Only enqueues work. More than MAX_TOKENS tokens take several calls, with the same bits as batches of those sizes.
     """
     run, tokens = torch.ops.nvfp4_moe.moe_layer, hidden.shape[0]
     if tokens <= MAX_TOKENS:
@@ -45,7 +46,7 @@ def run_layer(layer: MoeLayer, hidden: Tensor, topk_ids: Tensor, topk_weights: T
 
 
 class NvFp4MoeRunnerCore(internals.DispatchMoeRunnerCore):  # type: ignore[misc]
-    """The runner core that register_moe_runner_core makes for a layer of the adapter."""
+    """The runner core that SGLang makes, by register_moe_runner_core, for a layer of the adapter."""
 
     @property
     def runner_backend(self) -> Any:
@@ -76,5 +77,5 @@ class NvFp4MoeRunnerCore(internals.DispatchMoeRunnerCore):  # type: ignore[misc]
 
 
 def make_runner(runner_config: Any) -> Any:
-    """SGLang's MoeRunner over the core."""
+    """Makes SGLang's MoeRunner over the core."""
     return internals.MoeRunner(internals.resolve_moe_runner_backend(BACKEND), runner_config)

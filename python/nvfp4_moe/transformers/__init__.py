@@ -1,4 +1,4 @@
-"""NVFP4 mixture-of-experts models in transformers. Importing this registers it; nvfp4_moe alone never imports it.
+"""NVFP4 mixture-of-experts models in transformers. Importing this module registers it; nvfp4_moe never imports it.
 
     import nvfp4_moe.transformers
     model = AutoModelForCausalLM.from_pretrained(ID)                              # ModelOpt: found by its quant_method
@@ -7,9 +7,9 @@
     model = AutoModelForCausalLM.from_pretrained(ID, quantization_config=Nvfp4MoeConfig())  # any other, and for options
     print(enable(model))                                                          # a bf16 or fp16 model in memory
 
-Experts never become tensors of torch: each layer is read from the files and packed by MoeLayer.from_checkpoint. Linears
-that the files hold in NVFP4 run through Nvfp4Linear; everything else is loaded by transformers as ever. See
-docs/how-to/transformers.md for what was run with which versions, and for limits.
+Experts never become torch tensors: MoeLayer.from_checkpoint reads each layer from the files and packs it. Linears that
+the files hold in NVFP4 run through Nvfp4Linear. transformers loads everything else as usual.
+docs/how-to/transformers.md lists the tested versions and the limits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nvfp4MoeConfig: how a model's NVFP4 weights are to be loaded."""
+"""Nvfp4MoeConfig: options for loading a model's NVFP4 weights."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from ..config import MoeConfig
 
 METHOD = "nvfp4_moe"
 
-# A layer's sizes are the files'; its shared expert is a module of the model's own.
+# Not options: a layer's sizes come from the files, and its shared expert is a separate module of the model.
 _SIZES = ("num_experts", "top_k", "hidden_size", "intermediate_size", "shared_intermediate_size")
 _OPTIONS = tuple(field.name for field in dataclasses.fields(MoeConfig) if field.name not in _SIZES)
 _LINEAR_OPTIONS = ("activation_format", "activation_scale", "static_headroom")
 
 
 class Nvfp4MoeConfig(QuantizationConfigMixin):
-    """What from_pretrained(..., quantization_config=) takes for any checkpoint that nvfp4_moe reads.
+    """The quantization_config of from_pretrained, for any checkpoint that nvfp4_moe reads.
 
-    max_tokens: the most tokens of one run of a layer; longer batches run in parts. backend: "auto", or a name of
-    nvfp4_moe.explain(). cache_directory: where packed experts are kept and read from on the next start. gate_up_order,
-    accept_tensors: as nvfp4_moe.Checkpoint takes them.
-    options: fields of nvfp4_moe.MoeConfig that differ from the checkpoint's, for example activation_format="bf16"; those
-    that a linear has (activation_format, activation_scale, static_headroom) hold for NVFP4 linears too. Without an
-    activation_format, or with "auto", experts run in what the checkpoint declares or more precisely
-    (nvfp4_moe.choose_activation_format), linears in what it declares.
+    Args:
+        max_tokens: The most tokens of one run of a layer. Longer batches run in parts.
+        backend: "auto", or a name from nvfp4_moe.explain().
+        cache_directory: Keeps packed experts here and reads them on the next start.
+        gate_up_order, accept_tensors: As in nvfp4_moe.Checkpoint.
+        options: Fields of nvfp4_moe.MoeConfig that replace the checkpoint's, for example activation_format="bf16".
+            activation_format, activation_scale and static_headroom also apply to NVFP4 linears. Without an
+            activation_format, or with "auto", experts run in the format that the checkpoint declares or a more precise
+            one (nvfp4_moe.choose_activation_format), and linears in the declared format.
 
-    Raises ValueError for a name that is no option, and for max_tokens below 1.
+    Raises:
+        ValueError: An unknown option, or max_tokens below 1.
     """
 
     def __init__(
@@ -66,9 +69,9 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """The config of a checkpoint that was loaded without one: its own quantization_config, and our defaults.
+        """Makes the config of a checkpoint loaded without one: its own quantization_config and our defaults.
 
-        One that to_dict() of this class wrote comes back as it was.
+        Restores a config that to_dict() of this class wrote.
         """
         if config_dict.get("quant_method") == METHOD:
             config = cls(**{name: value for name, value in config_dict.items() if name != "quant_method"})
@@ -77,18 +80,21 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
         return (config, kwargs) if return_unused_kwargs else config
 
     def of_checkpoint(self, declared: Any) -> Nvfp4MoeConfig:
-        """A copy that knows the quantization_config (a dict or a config object) of the checkpoint's config.json."""
+        """Returns a copy with the quantization_config (a dict or a config object) of the checkpoint's config.json."""
         config = copy.deepcopy(self)
         config.checkpoint = copy.deepcopy(declared if isinstance(declared, dict) else declared.to_dict())
         return config
 
     def linear_options(self) -> dict[str, Any]:
-        """The options that Nvfp4Linear.from_tensors takes."""
+        """Returns the options that Nvfp4Linear.from_tensors takes."""
         given = {name: value for name, value in self.options.items() if name in _LINEAR_OPTIONS}
         return {name: value for name, value in given.items() if (name, value) != ("activation_format", "auto")}
 
     def activations(self, checkpoint: Any, layer: int, device: str) -> tuple[str, str]:
-        """(activation_format, why) of a layer's experts on a device. A scale that the caller chose goes with what is declared."""
+        """Returns (activation_format, why) for a layer's experts on a device.
+
+        If the caller chose a scale, the declared format is used.
+        """
         fields = json.loads(_core.checkpoint_options(checkpoint, layer, None))
         declared = Declared(fields["activation_format"], "by the checkpoint")
         options = {**fields, "shared_intermediate_size": 0, **self.options}
@@ -101,7 +107,7 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
         return choose_activations(options, device, asked, declared, self.backend)
 
     def to_dict(self) -> dict[str, Any]:
-        """What config.json says of the checkpoint; of a model that was quantized in memory, this config."""
+        """Returns the checkpoint's quantization_config, or this config for a model that was quantized in memory."""
         if self.checkpoint is not None:
             return copy.deepcopy(self.checkpoint)
         names = ("quant_method", "max_tokens", "backend", "cache_directory", "gate_up_order", "accept_tensors")

@@ -1,4 +1,4 @@
-"""enable: the experts of a model that is already in memory, quantized and swapped one layer at a time."""
+"""enable(): quantizes the experts of a model in memory and replaces them one layer at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclasses.dataclass(frozen=True)
 class EnabledLayer:
-    """One layer whose experts were swapped; bytes of their weights before and after."""
+    """One layer whose experts were replaced, with the bytes of its weights before and after."""
 
     name: str
     experts: int
@@ -37,7 +37,7 @@ class EnabledLayer:
 
 @dataclasses.dataclass(frozen=True)
 class Enabled:
-    """Report of enable(); str() of it is a table."""
+    """The report of enable(). str() of it is a table."""
 
     layers: tuple[EnabledLayer, ...]
     activation_format: str
@@ -60,19 +60,27 @@ def enable(
     backend: str = "auto",
     **options: Any,
 ) -> Enabled:
-    """Quantizes the experts of a loaded bfloat16, float16 or float32 model and puts packed layers in their place.
+    """Quantizes the experts of a loaded bfloat16, float16 or float32 model and replaces them by packed layers.
 
-    Each layer's weights are freed before the next one's are quantized: at its peak one layer is there twice. Layers run
-    on the device where their weights lay. Everything else of the model stays as it is, but for gradients, which
-    are turned off. activation_format and options: fields of MoeConfig; max_tokens and backend as in Nvfp4MoeConfig.
+    Each layer's weights are freed before the next layer is quantized, so at most one layer is in memory twice. Layers
+    run on the device of their weights. The rest of the model is unchanged, except that gradients are turned off. Every
+    module is checked before the first is replaced. If a later layer fails, the layers replaced so far stay, and the
+    model runs.
 
-    Returns what was done; a second call finds nothing left to do and says so. Every module is checked before the first
-    is swapped: Unsupported, with a module's path and class, for experts with another activation, of other dtypes, or
-    offloaded; BadInput for weights or biases that are NaN or Inf. Layers that were swapped before such an error stay so,
-    and the model runs.
+    Args:
+        model: The model.
+        max_tokens, backend: As in Nvfp4MoeConfig.
+        activation_format, options: Fields of MoeConfig.
+
+    Returns:
+        A report of what was done. A second call finds nothing left to do and reports that.
+
+    Raises:
+        Unsupported: Experts with another activation, with other dtypes, or offloaded. Names the module's path and
+        class. BadInput: Weights or biases are NaN or Inf.
     """
     if activation_format == "auto":
-        activation_format = "bf16"  # weights in floats declare no other
+        activation_format = "bf16"  # float weights declare no other format
     config = Nvfp4MoeConfig(max_tokens=max_tokens, backend=backend, activation_format=activation_format, **options)
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is not None and not isinstance(quantizer, Nvfp4MoeQuantizer):
@@ -84,7 +92,7 @@ def enable(
     layers = []
     for one, layer_config in planned:
         layers.append(_swap(model, one, layer_config, config))
-        if quantizer is None:  # from the first layer on the model is one that cannot be saved
+        if quantizer is None:  # from the first replaced layer on, the model cannot be saved
             model.hf_quantizer = quantizer = Nvfp4MoeQuantizer(config)
             model.is_quantized = True
     warm_up(module for module in model.modules() if isinstance(module, Nvfp4Experts))
@@ -95,7 +103,7 @@ def enable(
 
 
 def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig:
-    """Sizes and options of a module's layer; raises Unsupported if it cannot be swapped."""
+    """Returns sizes and options of a module's layer. Raises Unsupported if it cannot be replaced."""
     module, kind = found.module, f"{found.name} ({type(found.module).__name__})"
     first, down = found.first_stack, module.down_proj
     for name, weight in (("gate_up_proj" if found.has_gate else "up_proj", first), ("down_proj", down)):
@@ -124,8 +132,10 @@ def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig
 
 
 def _parted(found: Found, first: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """gate (E, I, ...), or None without a gate, and up (E, I, ...) of what gemm1 multiplies: both one after the other, or
-    in alternate rows."""
+    """Splits gemm1's weights or biases into gate (E, I, ...), None without a gate, and up (E, I, ...).
+
+    They are stored one after the other or in alternating rows.
+    """
     if not found.has_gate:
         return None, first
     if not found.is_concatenated:
@@ -135,7 +145,7 @@ def _parted(found: Found, first: torch.Tensor) -> tuple[torch.Tensor | None, tor
 
 
 def _matrices(found: Found) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """gate (E, I, H) or None, up (E, I, H), down (E, H, I), on a GPU contiguous along the last dimension."""
+    """Returns gate (E, I, H) or None, up (E, I, H), down (E, H, I); on a GPU contiguous along the last dimension."""
     first, down = found.first_stack.detach(), found.module.down_proj.detach()
     if found.is_transposed:
         first, down = first.transpose(1, 2), down.transpose(1, 2)
@@ -145,7 +155,7 @@ def _matrices(found: Found) -> tuple[torch.Tensor | None, torch.Tensor, torch.Te
 
 
 def _biases(found: Found) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor] | None:
-    """gate (E, I) or None, up (E, I), down (E, H); None without biases."""
+    """Returns the biases gate (E, I) or None, up (E, I), down (E, H); None without biases."""
     if not found.has_biases:
         return None
     name = "gate_up_proj_bias" if found.has_gate else "up_proj_bias"
@@ -167,12 +177,12 @@ def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeCon
     swapped.adopt(layer)
     parent, _, child = found.name.rpartition(".")
     setattr(model.get_submodule(parent), child, swapped)
-    # Whoever else holds the module, a hook or a list of layers, keeps no weights alive.
+    # Other references to the module, such as hooks or lists of layers, must not keep the weights alive.
     del gate, up, down, arrays
     for name in [name for name, _ in module.named_parameters(recurse=False)]:
         setattr(module, name, None)
     if device != "cpu":
-        torch.cuda.empty_cache()  # what torch keeps of freed weights is no memory to the library, which packs with its own
+        torch.cuda.empty_cache()  # the library packs into its own memory and cannot use what torch caches
     described = layer.describe()
     return EnabledLayer(
         found.name, layer_config.num_experts, layer_config.activation, device, before, described["packed_bytes"]
@@ -180,7 +190,7 @@ def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeCon
 
 
 def _moved(layer: MoeLayer, device: str, kept: dict[str, Any]) -> MoeLayer:
-    """The same weights on another device, bit for bit, by way of the host."""
+    """Opens the same weights, bit for bit, on another device, through the host."""
     experts = [layer.expert(index) for index in range(layer.expert_count)]
 
     def stacked(matrix: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

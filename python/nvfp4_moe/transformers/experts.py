@@ -1,4 +1,4 @@
-"""Nvfp4Experts: stands where a model's module of routed experts stood; and how such modules are found."""
+"""Nvfp4Experts, which replaces a model's module of routed experts, and the search for such modules."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .packed import PackedModule
 
 
 class Nvfp4Experts(PackedModule):
-    """The routed experts of one layer: hidden (T, hidden_size), ids and weights (T, top_k) to (T, hidden_size)."""
+    """The routed experts of one layer: (T, hidden_size) from hidden (T, hidden_size), ids and weights (T, top_k)."""
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Runs the layer as one op; raises Unsupported if an input requires a gradient."""
+        """Runs the layer as one op. Raises Unsupported if an input requires a gradient."""
         self.refuse_gradient(hidden_states, top_k_weights)
         op, handle = torch.ops.nvfp4_moe.moe_layer, self.handle
         hidden, ids = hidden_states.contiguous(), top_k_index.contiguous()
-        weights = top_k_weights.to(torch.float32).contiguous()  # routers of bf16 models may give bf16
+        weights = top_k_weights.to(torch.float32).contiguous()  # routers of bf16 models may return bf16
         if hidden.shape[0] <= self.max_tokens:
             return op(hidden, ids, weights, handle)
         parts = zip(*(tensor.split(self.max_tokens) for tensor in (hidden, ids, weights)), strict=True)
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
     @property
     def first_stack(self) -> Tensor:
-        """Weights of gemm1: gate_up_proj, or up_proj of experts without a gate."""
+        """gemm1's weights: gate_up_proj, or up_proj of experts without a gate."""
         stack: Tensor = self.module.gate_up_proj if self.has_gate else self.module.up_proj
         return stack
 
@@ -52,7 +52,7 @@ class Found(NamedTuple):
 
     @property
     def is_concatenated(self) -> bool:
-        """Whether gate lies before up, rather than each row of it before one of up."""
+        """Whether all of gate comes before up, instead of alternating rows."""
         return bool(getattr(self.module, "is_concatenated", True))
 
     @property
@@ -62,8 +62,11 @@ class Found(NamedTuple):
 
 
 def _is_called_alike(module: nn.Module) -> bool:
-    """Whether a class without transformers' experts interface computes as one with it: (hidden_states, top_k_index,
-    top_k_weights), the activation in _apply_gate, and two stacks without biases (Step)."""
+    """Returns whether a class without transformers' experts interface works like one with it (Step).
+
+    It takes (hidden_states, top_k_index, top_k_weights), has the activation in _apply_gate, and two stacks without
+    biases.
+    """
     called = list(inspect.signature(module.forward).parameters) == ["hidden_states", "top_k_index", "top_k_weights"]
     return (
         called
@@ -73,21 +76,20 @@ def _is_called_alike(module: nn.Module) -> bool:
 
 
 def find_experts(model: nn.Module) -> list[Found]:
-    """Every module that holds stacked routed experts (gate_up_proj or, without a gate, up_proj, and down_proj of three
-    dimensions).
+    """Finds every module with stacked routed experts: 3-d gate_up_proj (without a gate up_proj) and down_proj.
 
-    Raises Unsupported, with the path and the class, for one that is called in another way than Nvfp4Experts is, or lies
-    in no numbered layer.
+    Raises Unsupported, with the path and the class, for a module that is not called like Nvfp4Experts, or that is not
+    in a numbered layer.
     """
     found = []
     for name, module in model.named_modules():
         stacks = [getattr(module, stack, None) for stack in ("gate_up_proj", "up_proj", "down_proj")]
         if not any(isinstance(stack, nn.Parameter) and stack.dim() == 3 for stack in stacks):
             continue
-        if name.rpartition(".")[2].startswith("shared"):  # Inkling's: each with a weight of its own for every token
+        if name.rpartition(".")[2].startswith("shared"):  # Inkling's, each with its own weight for every token
             continue
         kind = f"{name} ({type(module).__name__})"
-        alike = not hasattr(module, "has_gate") and _is_called_alike(module)  # it is set by use_experts_implementation
+        alike = not hasattr(module, "has_gate") and _is_called_alike(module)  # use_experts_implementation sets has_gate
         if not alike and not hasattr(module, "has_gate"):
             raise _core.Unsupported(f"{kind}: expected experts of transformers' experts interface, which this is not")
         number = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
@@ -97,11 +99,11 @@ def find_experts(model: nn.Module) -> list[Found]:
     return found
 
 
-# ---- activations: what a module's own gate computes is found by running it
+# ---- activations: identified by running the module's own gate
 
 
 def _probe(limit: float) -> tuple[Tensor, Tensor]:
-    """(S,), (S,) gate and up values that reach well beyond a limit, on both sides."""
+    """Returns gate and up values, (S,) each, that reach well beyond a limit on both sides."""
     points = torch.linspace(-1, 1, 33, dtype=torch.float32, device="cpu") * max(24.0, 3 * limit)
     gate, up = torch.meshgrid(points, points, indexing="ij")
     return gate.flatten(), up.flatten()
@@ -120,10 +122,11 @@ def _activated(gate: Tensor, up: Tensor, activation: str, limit: float, alpha: f
 
 
 def computes(module: nn.Module, activation: str, limit: float | None, alpha: float) -> bool:
-    """Whether the module's gate, or act_fn of one without, is this activation of MoeConfig's, up to three times its limit.
+    """Returns whether the module's gate, or act_fn without a gate, computes this activation, up to three times its
+    limit.
 
-    Two float32 ways of computing it are at most 8 roundings of 2^-24 apart: sigmoid 4, products and sum 4. swiglu_oai
-    adds 1 to up, which cancels: relative to |gate| (|up| + 1). relu2 is one product.
+    Two float32 implementations differ by at most 8 roundings of 2^-24: sigmoid 4, products and sum 4. swiglu_oai adds 1
+    to up, which may cancel, so its error is relative to |gate| (|up| + 1). relu2 is one product.
     """
     gate, up = _probe(limit or 0.0)
     if getattr(module, "has_gate", True) == (activation == "relu2"):
@@ -139,13 +142,13 @@ def computes(module: nn.Module, activation: str, limit: float | None, alpha: flo
 
 
 def _number(names: tuple[str, ...], *holders: Any) -> float | None:
-    """The first attribute of these names that is a number."""
+    """Returns the first attribute of these names that is a number."""
     values = [getattr(holder, name, None) for holder in holders for name in names]
     return next((float(value) for value in values if isinstance(value, (int, float))), None)
 
 
 def find_activation(found: Found, config: Any) -> dict[str, Any]:
-    """activation, swiglu_limit and swiglu_alpha of MoeConfig for a module; raises Unsupported with its class's name."""
+    """Returns activation, swiglu_limit and swiglu_alpha for a module. Raises Unsupported with the class's name."""
     limit = _number(("limit", "swiglu_limit"), found.module, config)
     alpha = _number(("alpha", "swiglu_alpha"), found.module, config) or 1.702
     for activation in ("swiglu", "relu2"):
@@ -164,7 +167,7 @@ def find_activation(found: Found, config: Any) -> dict[str, Any]:
 
 
 def check_activation(found: Found, layer: Any) -> None:
-    """Raises Unsupported if the model's class computes something else than the layer of the checkpoint."""
+    """Raises Unsupported if the model's class computes something other than the checkpoint's layer."""
     config = layer.config
     if config.expert_biases != found.has_biases:
         have, has = ("biases" if biased else "no biases" for biased in (config.expert_biases, found.has_biases))

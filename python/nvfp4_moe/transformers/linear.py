@@ -1,4 +1,4 @@
-"""Nvfp4LinearModule: stands where an nn.Linear stood whose weight is NVFP4."""
+"""Nvfp4LinearModule, which replaces an nn.Linear with an NVFP4 weight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .packed import Opener, PackedModule
 
 
 class Nvfp4LinearModule(PackedModule):
-    """y = x W^T + bias for x (..., in_features); y has x's dtype. It has no `weight`."""
+    """Computes y = x W^T + bias for x (..., in_features), in x's dtype. The module has no `weight`."""
 
     def __init__(self, name: str, open_on: Opener, in_features: int, out_features: int, bias: Tensor | None) -> None:
         super().__init__(name, open_on)
@@ -18,7 +18,7 @@ class Nvfp4LinearModule(PackedModule):
         self.register_parameter("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Runs the linear; raises Unsupported if x requires a gradient."""
+        """Runs the linear. Raises Unsupported if x requires a gradient."""
         self.refuse_gradient(x)
         rows = x.reshape(-1, self.in_features).contiguous()
         op, handle, features = torch.ops.nvfp4_moe.linear, self.handle, self.out_features

@@ -1,4 +1,4 @@
-"""PackedModule: a module of torch whose weights are packed by this library and are no parameters."""
+"""PackedModule: a torch module whose weights are packed by this library and are not parameters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .. import _core, release_workspaces
 from .._fused_experts import named
 from ..layer import MoeLayer
 
-# ("cpu" or "cuda:N", what is open elsewhere now or None) to an open MoeLayer or Nvfp4Linear
+# Opener("cpu" or "cuda:N", the object now open on another device or None) returns an open MoeLayer or Nvfp4Linear.
 Opener = Callable[[str, Any], Any]
 
 
 def device_name(device: torch.device) -> str:
-    """The library's name of a torch device; raises Unsupported for one that it has no kernels for."""
+    """Returns the library's name of a torch device. Raises Unsupported if the library has no kernels for it."""
     if device.type == "cuda":
         return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
     if device.type == "cpu":
@@ -28,7 +28,7 @@ def device_name(device: torch.device) -> str:
 
 
 def warm_up(modules: Iterable[PackedModule]) -> None:
-    """First calls of all layers on GPUs, so that a graph may be captured at once; gives their workspaces back."""
+    """Warms up all layers on GPUs, so that a graph may be captured at once, and frees their workspaces."""
     on_gpus = [m for m in modules if isinstance(m.packed, MoeLayer) and m.packed.device != "cpu"]
     for module in on_gpus:
         try:
@@ -40,11 +40,10 @@ def warm_up(modules: Iterable[PackedModule]) -> None:
 
 
 def turn_off_gradients(model: nn.Module) -> None:
-    """Parameters get no gradients, and gradient_checkpointing_disable removes the hooks that gradient_checkpointing_enable
-    added.
+    """Turns off gradients, and makes gradient_checkpointing_disable remove the hooks of gradient_checkpointing_enable.
 
-    transformers removes them only if the model has adapters. With such a hook every hidden state requires a gradient, and
-    PackedModule refuses it.
+    transformers removes them only if the model has adapters. With such a hook every hidden state requires a gradient,
+    which PackedModule refuses.
     """
     model.requires_grad_(False)
     for module in model.modules():
@@ -53,7 +52,7 @@ def turn_off_gradients(model: nn.Module) -> None:
 
 
 def _remove_hooks_on_disable(model: PreTrainedModel) -> None:
-    # A strong reference would be a cycle, and a dropped model would keep its packed weights until the next collection.
+    # A strong reference would be a cycle: a dropped model would keep its packed weights until the next collection.
     reference, stock = weakref.ref(model), type(model)
 
     def enable_input_require_grads() -> None:
@@ -71,9 +70,9 @@ def _remove_hooks_on_disable(model: PreTrainedModel) -> None:
 
 
 class PackedModule(nn.Module):
-    """Holds what open_on gave for a device, and opens it again where the model is moved to another device.
+    """Holds an open layer or linear, and opens it again on another device if the model is moved there.
 
-    Casting the model (to(dtype)) changes nothing here: the packed weights run on bfloat16, float16 and float32.
+    Casting the model (to(dtype)) changes nothing here: the packed weights take bfloat16, float16 and float32 inputs.
     """
 
     handle: int
@@ -86,10 +85,10 @@ class PackedModule(nn.Module):
         self.handle = 0
         self.max_tokens = 0
         self._open_on = open_on
-        self._is_hf_initialized = True  # there is nothing that transformers could initialize
+        self._is_hf_initialized = True  # there is nothing for transformers to initialize
 
     def place(self, device: torch.device) -> None:
-        """Opens the packed weights on a device; errors name the module."""
+        """Opens the packed weights on a device. Errors name the module."""
         try:
             packed = self._open_on(device_name(device), self.packed)
         except _core.Error as error:
@@ -101,7 +100,7 @@ class PackedModule(nn.Module):
         self.packed, self.handle, self.max_tokens = packed, packed.handle, packed.max_tokens
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """What Module.to(), cuda() and cpu() do to each module: here it is seen where a tensor goes."""
+        """Called by Module.to(), cuda() and cpu() for each module; detects the target device with a probe tensor."""
         if self.packed is not None:
             now = torch.device(self.packed.device)
             then = fn(torch.empty(0, device=now)).device
@@ -115,7 +114,7 @@ class PackedModule(nn.Module):
         )
 
     def refuse_gradient(self, *inputs: Tensor) -> None:
-        """Raises Unsupported if a gradient would be lost in silence."""
+        """Raises Unsupported if a gradient would be lost silently."""
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
             raise _core.Unsupported(
                 f"{self.name}: NVFP4 layers have no gradient, and their input requires one; run under torch.no_grad() "

@@ -1,4 +1,4 @@
-"""Nvfp4MoeQuantizer: what from_pretrained calls before and after it loads a checkpoint's other weights."""
+"""Nvfp4MoeQuantizer: the hooks that from_pretrained calls before and after it loads a checkpoint's other weights."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from .stored_linear import CODES, SCALE_LEAVES, StoredLinear, find_stored_linear
 log = logging.getLogger("nvfp4_moe.transformers")
 
 _EXPERT_KEY = re.compile(r"(?:^|\.)layers\.(\d+)\.(?:.*\.)?experts\.")
-# Laguna's selection bias lies among the experts, and is the router's.
+# Laguna's selection bias is stored among the experts but belongs to the router.
 _IN_EXPERTS = re.compile(r"(?:^|\.)experts\.(?!e_score_correction_bias$)")
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 class Nvfp4MoeQuantizer(HfQuantizer):
-    """Keeps quantized weights from transformers: experts and NVFP4 linears are read and packed by this library."""
+    """Reads and packs experts and NVFP4 linears with this library, and keeps their weights away from transformers."""
 
     requires_calibration = False
 
     def __init__(self, quantization_config: Nvfp4MoeConfig, **kwargs: Any) -> None:
-        # A checkpoint whose config.json says nothing is as good: its own files are read, and floats quantized.
+        # Also for a checkpoint whose config.json declares no quantization: its files are read, and floats quantized.
         super().__init__(quantization_config, **{**kwargs, "pre_quantized": True})
         self._device_map: dict[str, Any] = {}
         self._packed: dict[str, PackedModule] = {}
@@ -48,16 +48,19 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         self._dtypes: dict[str, torch.dtype] = {}
         self._wide_buffers: dict[str, StoredTensor] = {}
         self._keep_converters = True
-        self._activations: dict[str, str] = {}  # formats and why, each with a module that has it
+        self._activations: dict[str, str] = {}  # format and reason -> an example module
 
-    # ---- what the model is to be loaded as, and where
+    # ---- dtype and devices
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         self._dtype = dtype
         return dtype
 
     def update_device_map(self, device_map: Any) -> Any:
-        """One device, or a dict of GPUs; what would leave weights on another device than their layer's is refused."""
+        """Accepts one device, or a dict of GPUs.
+
+        Refuses maps that would put weights on another device than their layer.
+        """
         if isinstance(device_map, str) and device_map in _AUTOMATIC:
             gpus = torch.cuda.device_count()
             if gpus > 1:
@@ -77,7 +80,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         return device_map
 
     def _device_of(self, path: str) -> torch.device:
-        """The device of the longest entry of the device map that a module's path begins with."""
+        """Returns the device of the longest entry of the device map that is a prefix of a module's path."""
         parts = path.split(".")
         for count in range(len(parts), -1, -1):
             device = self._device_map.get(".".join(parts[:count]))
@@ -85,7 +88,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
                 return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         return torch.device("cpu")
 
-    # ---- before loading: modules whose weights are quantized give up their parameters
+    # ---- before loading: modules with quantized weights lose their parameters
 
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
@@ -110,7 +113,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         def rename(key: str) -> str:
             prefix = model.base_model_prefix
             renamed: str = rename_source_key(key, renamings, [], prefix, state)[0]
-            if renamed not in state and key in state:  # as transformers does: a name that is the model's already
+            if renamed not in state and key in state:  # as transformers does: the name is already the model's
                 renamed = rename_source_key(key, [], [], prefix, state)[0]
             return renamed
 
@@ -142,8 +145,11 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         tensors: dict[str, StoredTensor],
         rename: Callable[[str], str],
     ) -> list[Found]:
-        """Puts Nvfp4Experts in the place of all experts but those that a quantized checkpoint left in floats, and those
-        of another part of the model (Qwen3-Omni's speech)."""
+        """Replaces experts by Nvfp4Experts.
+
+        Except experts that a quantized checkpoint left in floats, and those of another part of the model (Qwen3-Omni's
+        speech).
+        """
         reading = self.quantization_config
         checkpoint = _core.Checkpoint(directory, reading.gate_up_order, reading.accept_tensors)
         found = _of_language_model(checkpoint, found, rename)
@@ -162,7 +168,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
                 raise error
         for one in taken:
             self._replace(model, one.name, Nvfp4Experts(one.name, self._expert_opener(checkpoint, one)))
-            # Some classes initialize the experts of a block themselves; what the block has besides is in the files.
+            # Some classes' blocks initialize their experts themselves. The block's other weights are in the files.
             model.get_submodule(one.name.rpartition(".")[0])._is_hf_initialized = True
         return taken
 
@@ -179,7 +185,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
                 backend=config.backend,
                 cache_directory=config.cache_directory,
                 **{
-                    "shared_intermediate_size": 0,  # a module of the model's own
+                    "shared_intermediate_size": 0,  # a separate module of the model
                     **config.options,
                     "activation_format": activation_format,
                 },
@@ -218,7 +224,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         self._packed[path] = module
 
     def _expect_all(self, model: Any, stored: set[str]) -> None:
-        """Raises BadInput for weights that the files lack, which transformers would make up at random."""
+        """Raises BadInput for weights that the files lack; transformers would initialize them at random."""
         optional = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]
         missing = sorted(
             name
@@ -232,14 +238,17 @@ class Nvfp4MoeQuantizer(HfQuantizer):
             raise _core.BadInput(f"{', '.join(missing[:3])}{more}: missing from the checkpoint's files")
 
     def _ignore(self, model: Any, weights: list[str]) -> None:
-        """Keeps transformers' report of unexpected keys free of what this library reads, and of scales of KV caches."""
+        """Removes keys that this library reads, and scales of KV caches, from transformers' report of unexpected keys."""
         ignored = {r"(?:^|\.)experts\.", rf"\.(?:{'|'.join(SCALE_LEAVES)}|[qkv]_scale)$"}
         if weights:
             ignored.add(f"^(?:{'|'.join(sorted({_numbers_open(weight) for weight in weights}))})$")
         model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | ignored
 
     def update_weight_conversions(self, weight_conversions: list[Any], *args: Any) -> list[Any]:
-        """Without what merges experts, if none of them is left to transformers. Newer ones pass the model too."""
+        """Drops the conversions that merge experts, unless transformers loads some.
+
+        Newer releases pass the model too.
+        """
         if self._keep_converters:
             return weight_conversions
         return [
@@ -264,7 +273,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         warm_up(self._packed.values())
         turn_off_gradients(model)
         self._report(model)
-        self._packed, self._dequantized = {}, []  # the model's alone from here on: what it drops is freed
+        self._packed, self._dequantized = {}, []  # now only the model holds them, so that dropping it frees them
         return model
 
     def _report(self, model: Any) -> None:
@@ -285,7 +294,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
                 self._dequantized[0].path,
             )
 
-    # ---- what such a model can do
+    # ---- capabilities of the model
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
         log.warning(
@@ -304,7 +313,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
 
 
 def _of_language_model(checkpoint: Any, found: list[Found], rename: Callable[[str], str]) -> list[Found]:
-    """Where several modules have the same layer's number, those that the checkpoint's experts are named after."""
+    """If several modules have the same layer number, keeps those that the checkpoint's experts are named after."""
     numbers = collections.Counter(one.layer for one in found)
 
     def named(one: Found) -> bool:
@@ -314,7 +323,7 @@ def _of_language_model(checkpoint: Any, found: list[Found], rename: Callable[[st
 
 
 def _merged(key: str, converters: list[Any]) -> list[str]:
-    """The model's names of a renamed key: those that the first converter that takes it makes of it, or itself."""
+    """Returns the model's names of a renamed key: from the first converter that takes it, or the key itself."""
     for converter in converters:
         renamed, pattern = converter.rename_source_key(key)
         if pattern is not None:
@@ -324,9 +333,9 @@ def _merged(key: str, converters: list[Any]) -> list[str]:
 
 
 def _fetch_declaration(name: str, directory: str) -> None:
-    """hf_quant_config.json of a hub id into the snapshot folder: transformers fetches config.json and weights alone.
+    """Downloads hf_quant_config.json into the snapshot folder: transformers fetches only config.json and weights.
 
-    If it cannot be had, opening the checkpoint says what is missing.
+    If that fails, opening the checkpoint reports what is missing.
     """
     from transformers.utils.hub import cached_file
 
@@ -345,17 +354,17 @@ def _fetch_declaration(name: str, directory: str) -> None:
 
 
 def _numbers_open(path: str) -> str:
-    """A pattern of the path with any numbers in it: one for all layers."""
+    """Returns a pattern that matches the path in all layers, with any numbers."""
     return r"\.".join(r"\d+" if part.isdigit() else re.escape(part) for part in path.split("."))
 
 
 def _planned_dtypes(
     model: Any, state: dict[str, Any], dtype: Any, stored: dict[str, StoredTensor]
 ) -> dict[str, torch.dtype]:
-    """What each floating parameter and persistent buffer is to be in, by name: the model's dtype.
+    """Returns the dtype, by name, of each floating parameter and persistent buffer: the model's dtype.
 
-    What the class excepts from the model's dtype is left out, unless the files have it in just that: DeepSeek-V4 runs in
-    bfloat16 only if its norms are in the files' bfloat16.
+    Leaves out those that the class excepts from the model's dtype, unless the files have them in that very dtype:
+    DeepSeek-V4 runs in bfloat16 only if its norms keep the files' bfloat16.
     """
     plan = {} if dtype is None else model._get_dtype_plan(dtype)
     exceptions = [re.compile(glob.replace("*", ".*")) for glob in plan]
@@ -369,10 +378,11 @@ def _planned_dtypes(
 
 
 def _restore_dtypes(model: Any, planned: dict[str, torch.dtype], wide_buffers: dict[str, StoredTensor]) -> None:
-    """transformers leaves the renamed keys of a pre-quantized model in the files' dtype, whatever dtype was asked for.
+    """Casts parameters to the requested dtype; transformers leaves renamed keys of a pre-quantized model in the files'
+    dtype.
 
-    A buffer that is float32 in the files is so in the model, which some versions round to the model's dtype: a router's
-    selection bias in bfloat16 chooses other experts.
+    Buffers that are float32 in the files stay float32. Some transformers versions round them to the model's dtype, and
+    with a router's selection bias in bfloat16 other experts would be selected.
     """
     for name, parameter in model.named_parameters():
         if name in planned and parameter.dtype != planned[name]:

@@ -1,4 +1,4 @@
-"""How transformers comes to know of the quantizer: two method names, and a config that a caller passes."""
+"""Registers the quantizer with transformers: under two method names, and for a config that a caller passes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ log = logging.getLogger("nvfp4_moe.transformers")
 
 
 def _ours(registered: Any, ours: type) -> bool:
-    """Also if this module was imported a second time, under a reload."""
+    """Returns whether it is the same class, even if a reload imported this module a second time."""
     return (registered.__module__, registered.__qualname__) == (ours.__module__, ours.__qualname__)
 
 
 def register() -> None:
-    """Makes the method names "modelopt" and "nvfp4_moe" known to transformers; a second call changes nothing."""
+    """Registers the method names "modelopt" and "nvfp4_moe" with transformers. A second call changes nothing."""
     for method in (METHOD, "modelopt"):
         taken = AUTO_QUANTIZER_MAPPING.get(method), AUTO_QUANTIZATION_CONFIG_MAPPING.get(method)
         ours = Nvfp4MoeQuantizer, Nvfp4MoeConfig
@@ -35,21 +35,21 @@ def register() -> None:
 
 
 def _warn_of_stock(declared: Any) -> None:
-    """transformers 5.17 loads the NVFP4 experts of these checkpoints wrongly, and in silence."""
+    """Warns of checkpoints whose NVFP4 experts transformers 5.17 loads wrongly without an error."""
     fields = declared if isinstance(declared, dict) else declared.to_dict()
     named = (fields.get("format"), str(fields.get("moe_quant_algo")).upper())
     if "nvfp4-pack-quantized" in named or "NVFP4" in named:
         log.warning(
-            "quant_method %r is transformers' own: where this checkpoint has NVFP4 experts it loads them with wrong scales; "
-            "pass quantization_config=nvfp4_moe.transformers.Nvfp4MoeConfig()",
+            "quant_method %r is transformers' own, which loads NVFP4 experts of this checkpoint with wrong scales; pass "
+            "quantization_config=nvfp4_moe.transformers.Nvfp4MoeConfig()",
             fields.get("quant_method"),
         )
 
 
 def _prefer_given_config() -> None:
-    """An Nvfp4MoeConfig that a caller passes decides, whatever method the checkpoint names.
+    """Gives an Nvfp4MoeConfig from the caller precedence over the method that the checkpoint names.
 
-    transformers compares the names of both configs' classes and has no hook there; everything else goes its own way.
+    transformers compares the class names of the two configs and has no hook for it. Other configs are not affected.
     """
     stock = AutoHfQuantizer.__dict__["merge_quantization_configs"].__func__
     stock = getattr(stock, "nvfp4_moe_stock", stock)

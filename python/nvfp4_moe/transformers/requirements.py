@@ -1,10 +1,10 @@
-"""The names that this adapter uses of transformers, checked before any of them is used."""
+"""The members of transformers that this adapter uses, checked before any of them is used."""
 
 from __future__ import annotations
 
 TESTED = "5.16 to 5.24"
 
-# nvfp4_moe._signatures says what an entry means. Plain data, which nvfp4_moe.engines reads without importing transformers.
+# nvfp4_moe._signatures defines the entries. Plain data, which nvfp4_moe.engines reads without importing transformers.
 REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "core": (
         ("calls", "transformers.conversion_mapping:get_model_conversion_mapping", ("model",)),
@@ -33,7 +33,7 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
         ),
         ("calls", "transformers.quantizers.base:HfQuantizer._process_model_before_weight_loading", ("model",)),
         ("calls", "transformers.quantizers.base:HfQuantizer._process_model_after_weight_loading", ("model",)),
-        # Overridden for any inputs: from 5.23 on the model is one of them.
+        # Overridden with any arguments; from 5.23 on the model is one of them.
         ("passes", "transformers.quantizers.base:HfQuantizer.update_weight_conversions", ()),
         ("calls", "transformers.quantizers.base:HfQuantizer.update_device_map", ("device_map",)),
         ("has", "transformers.utils.quantization_config:QuantizationConfigMixin", ()),
@@ -42,7 +42,7 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
 
 
 def check() -> None:
-    """Raises ImportError with one sentence if transformers is not installed, or lacks what the adapter needs."""
+    """Raises ImportError with one sentence if transformers is not installed or lacks a member that the adapter needs."""
     from .._signatures import misfits
 
     ask = f"nvfp4_moe.transformers: expected transformers {TESTED}"

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint's safetensors files: names, dtypes and shapes from the headers, contents on request."""
+"""Tensors of a checkpoint's safetensors files: names, dtypes and shapes from the headers, and contents on request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .. import _core
 
 
 class StoredTensor(NamedTuple):
-    """One tensor as a header has it. dtype: safetensors' name of it, such as BF16, U8, F8_E4M3."""
+    """One tensor of a file's header. dtype is safetensors' name, such as BF16, U8, F8_E4M3."""
 
     file: str
     key: str
@@ -21,7 +21,7 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
 
     def read(self, device: str) -> Any:
-        """The tensor, on "cpu" or "cuda:N"."""
+        """Reads the tensor to "cpu" or "cuda:N"."""
         try:
             with safe_open(self.file, framework="pt", device=device) as opened:
                 return opened.get_tensor(self.key)
@@ -33,9 +33,12 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(files: Iterable[str]) -> dict[str, StoredTensor]:
-    """Every tensor of the files, by its key; raises BadInput, with the file's name, for one that is cut or is none."""
+    """Returns every tensor of the files by its key.
+
+    Raises BadInput, with the file's name, for a truncated or bad file.
+    """
     tensors = {}
-    shards: dict[str, str] | None = None  # as the model's index has them; other copies and leftovers are not read
+    shards: dict[str, str] | None = None  # from the model's index; other copies and leftovers are not read
     for file in files:
         index = os.path.join(os.path.dirname(file), "model.safetensors.index.json")
         if shards is None and os.path.exists(index):

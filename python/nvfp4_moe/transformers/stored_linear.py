@@ -1,4 +1,4 @@
-"""Linears outside the experts that a checkpoint holds in NVFP4 or FP8: what the files hold decides, not a list of names."""
+"""Linears outside the experts that a checkpoint stores in NVFP4 or FP8, found by the files' content, not by names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .stored import StoredTensor
 
 CODES = ("U8", "I8", "F4")
 _FP8_SCALES = ("weight_scale_inv", "scale", "weight_scale")
-# Leaves that belong to a quantized weight, beside the weight itself.
+# Name suffixes that belong to a quantized weight, other than the weight itself.
 SCALE_LEAVES = (
     "weight_scale",
     "weight_scale_2",
@@ -27,18 +27,22 @@ SCALE_LEAVES = (
     "activation_scale",
     "scale",
 )
-# What else may stand there without a meaning for y = x W^T + bias: scales of KV caches and of outputs.
+# Other suffixes that do not affect y = x W^T + bias: scales of KV caches and of outputs.
 _OTHER_LEAVES = ("weight", "weight_packed", "bias", "k_scale", "v_scale", "q_scale", "output_scale")
 
 
 class StoredLinear(NamedTuple):
     """The quantized weight of one linear.
 
-    weight: NVFP4 codes (out, in/2), or FP8 (out, in). scales: of each 16 along in, (out, in/16); for FP8 of the whole
-    weight, of its rows, or of blocks. tensor_scale and input_scale are NVFP4's; reciprocal: both are stored as 1/s.
+    Attributes:
+        path: The module's path in the model.
+        weight: NVFP4 codes (out, in/2), or FP8 (out, in).
+        scales: For NVFP4 (out, in/16), one per 16 elements; for FP8 of the whole weight, of its rows, or of blocks.
+        tensor_scale, input_scale: NVFP4 only.
+        reciprocal: Both are stored as 1/s.
     """
 
-    path: str  # of the module in the model
+    path: str
     weight: StoredTensor
     scales: StoredTensor
     tensor_scale: StoredTensor | None
@@ -52,7 +56,7 @@ class StoredLinear(NamedTuple):
         return self.tensor_scale is not None
 
     def fits_kernels(self) -> bool:
-        """Whether Nvfp4Linear takes its sizes."""
+        """Whether Nvfp4Linear supports its sizes."""
         return self.is_nvfp4 and self.out_features % 16 == 0 and self.in_features % 16 == 0
 
     def _number(self, stored: StoredTensor) -> float:
@@ -64,14 +68,14 @@ class StoredLinear(NamedTuple):
         return float(torch.tensor(1.0 / value, dtype=torch.float32))
 
     def open(self, options: Mapping[str, Any], *, max_tokens: int, device: str, backend: str) -> Nvfp4Linear:
-        """The linear on a device. Without an input scale in the files its activations stay as they are (W4A16)."""
+        """Opens the linear on a device. Without an input scale in the files, activations are not quantized (W4A16)."""
         assert self.tensor_scale is not None
         input_scale = None if self.input_scale is None else self._number(self.input_scale)
         chosen = {"activation_format": "bf16" if input_scale is None else "nvfp4", **options}
         scaled = chosen["activation_format"] in ("nvfp4", "fp8")
         if chosen.get("activation_scale", "dynamic_token") == "dynamic_token" or not scaled:
             input_scale = None
-        # From the host: the library packs a linear there, and copies the packed bytes to the device.
+        # The library packs a linear on the host and copies the packed bytes to the device.
         weight = (
             self.weight.read("cpu").view(torch.uint8),
             self.scales.read("cpu").view(torch.uint8),
@@ -82,7 +86,7 @@ class StoredLinear(NamedTuple):
         )
 
     def dequantized(self, dtype: torch.dtype, device: str) -> Tensor:
-        """The weight (out, in) in a floating dtype, for modules and formats that no kernel here takes."""
+        """Dequantizes the weight (out, in) to a float dtype, for modules and formats without a kernel."""
         if self.tensor_scale is None:
             return _dequantized_fp8(self.weight.read(device), self.scales.read(device)).to(dtype)
         codes, scales = self.weight.read(device), self.scales.read(device)
@@ -91,7 +95,7 @@ class StoredLinear(NamedTuple):
 
 
 def _dequantized_fp8(weight: Tensor, scales: Tensor) -> Tensor:
-    """float32 (out, in) of E4M3 values times their scales."""
+    """Multiplies E4M3 values by their scales; returns float32 (out, in)."""
     if scales.dtype == torch.uint8:  # E8M0 exponents
         scales = torch.exp2(scales.float() - 127)
     scales = scales.float()
@@ -105,7 +109,7 @@ def _dequantized_fp8(weight: Tensor, scales: Tensor) -> Tensor:
 
 
 def _block(size: int, blocks: int) -> int:
-    """How many rows or columns share a scale: 128, as every producer has it, or an equal share."""
+    """Returns how many rows or columns share a scale: 128, as all producers use, or an equal share."""
     return 128 if math.ceil(size / 128) == blocks else math.ceil(size / blocks)
 
 
@@ -147,11 +151,15 @@ def _fp8(path: str, stem: str, weight: StoredTensor, module: nn.Linear, get: Cal
 def find_stored_linears(
     tensors: Mapping[str, StoredTensor], rename: Callable[[str], str], modules: Mapping[str, nn.Module]
 ) -> list[StoredLinear]:
-    """Every linear of the model whose weight the files hold in NVFP4 or FP8.
+    """Finds every linear of the model whose weight the files store in NVFP4 or FP8.
 
-    tensors: those outside the experts, by key. rename: a key to the model's name of it. Raises BadInput, with the key,
-    what was expected and what came, if a part is missing or has other sizes than the model; Unsupported for formats
-    that are not loaded, and for quantized weights of other modules than linears.
+    Args:
+        tensors: The tensors outside the experts, by key.
+        rename: Maps a key to the model's name.
+
+    Raises:
+        BadInput: A part is missing or its size differs from the model's. Names the key, what was expected and what it
+        got. Unsupported: The format cannot be loaded, or a module with a quantized weight is not a linear.
     """
     found = []
     leaves: dict[str, set[str]] = {}
@@ -166,7 +174,7 @@ def find_stored_linears(
         path = rename(f"{stem}.weight").removesuffix(".weight")
         module = modules.get(path)
         if module is None:
-            continue  # of a part that this class leaves out, such as multi-token prediction
+            continue  # belongs to a part that this class omits, such as multi-token prediction
         if not isinstance(module, nn.Linear):
             raise _core.Unsupported(f"{weight}: expected a linear, and {path} is {type(module).__name__}")
         for other in sorted(leaves[stem].difference(SCALE_LEAVES, _OTHER_LEAVES)):

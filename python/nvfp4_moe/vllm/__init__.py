@@ -1,7 +1,8 @@
-"""vLLM's NVFP4 routed experts through this library: the plugin that vLLM finds as an entry point of vllm.general_plugins.
+"""A vLLM plugin that runs NVFP4 routed experts with this library. vLLM finds it as an entry point of
+vllm.general_plugins.
 
-Installing the package switches it on. Nothing here imports vLLM before a quantized layer asks for its method, and nothing of
-vLLM is patched. docs/how-to/vllm.md says what it takes and how it is configured.
+Installing the package enables it. It imports nothing of vLLM before a quantized layer requests its method, and it
+patches nothing in vLLM. docs/how-to/vllm.md describes which layers it takes and how to configure it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Has the quantization configs registered, which vLLM asks for in each of its processes, possibly several times.
+    """Registers the quantization configs. vLLM calls it in each of its processes, possibly several times.
 
-    Does nothing under NVFP4_MOE_MODE=0. Raises ValueError for a value of one of its variables that means nothing. A release of
-    vLLM that does not fit is found out when a layer asks for its method (release.py): a RuntimeError under NVFP4_MOE_MODE=1, else
-    a warning, and vLLM serves without the library.
+    Does nothing if NVFP4_MOE_MODE=0. Raises ValueError for an illegal value of the plugin's variables. A vLLM release
+    that does not fit is detected when a layer requests its method (release.py). That is a RuntimeError if
+    NVFP4_MOE_MODE=1, else a warning, and vLLM serves without the library.
     """
     from .._fused_experts import read_settings
 

@@ -1,4 +1,4 @@
-"""The experts of vLLM's modular kernel: rows and ids in, weighted and reduced rows out, by one run of a MoeLayer."""
+"""The experts of vLLM's modular kernel: one run of a MoeLayer turns rows and ids into weighted and reduced rows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _workspaces = internals.find_or_none("vllm.v1.worker.workspace:current_workspace
 
 
 class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
-    """Takes bf16, fp16 or fp32 rows as prepare() hands them over; the library quantizes them, or does not.
+    """Takes bf16, fp16 or fp32 rows from prepare(). The library quantizes them if the format requires it.
 
-    What a layer needs to be taken is decided once, where its quantization method is chosen (configs.py): the questions
-    that vLLM asks of a class of experts before it takes one are not asked of this one, and are answered with yes.
+    Whether a layer is taken is decided once, when its quantization method is chosen (plan.py). So vLLM's questions to a
+    class of experts (_supports_...) are all answered with yes.
     """
 
     experts: FusedExperts
@@ -36,7 +36,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
     def over(cls, experts: FusedExperts, moe_config: Any, quant_config: Any) -> NvFp4MoeExperts:
         made = cls(moe_config=moe_config, quant_config=quant_config)
         made.experts = experts
-        # Numbers and tensors, which torch.compile can trace, where the layer itself is opaque to it.
+        # Numbers and tensors, because torch.compile can trace them but not the layer itself.
         matrices = 1 if experts.layer.config.activation == "relu2" else 2
         made.num_experts, made.rows = experts.layer.expert_count, matrices * experts.layer.config.intermediate_size
         made.placement = experts.placement
@@ -74,7 +74,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
 
     @staticmethod
     def _supports_hash_routing() -> bool:
-        return True  # ids are given; which router made them means nothing here
+        return True  # ids are inputs; it does not matter which router made them
 
     @staticmethod
     def _supports_batch_invariance() -> bool:
@@ -87,7 +87,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
         return _no_op()
 
     def moe_problem_size(self, a1: Tensor, w1: Tensor, w2: Tensor, topk_ids: Tensor) -> tuple[int, int, int, int, int]:
-        """(E, M, N, K, top_k), of which N comes from the layer: w1 and w2 hold no bytes."""
+        """Returns (E, M, N, K, top_k). N comes from the layer, because w1 and w2 are empty."""
         return self.num_experts, a1.size(0), self.rows, a1.size(-1), topk_ids.size(1)
 
     def workspace_shapes(
@@ -101,9 +101,10 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
         expert_tokens_meta: Any,
         activation: Any,
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """The second is the layer's workspace: vLLM has one for all layers, sized while it profiles and counted by it.
+        """Returns three shapes, the second for the layer's workspace, in elements of at least two bytes.
 
-        In elements of two bytes or more. On CPUs the library has a workspace of its own.
+        vLLM has one workspace for all layers, which it sizes and counts during profiling. On CPUs the library uses its
+        own workspace.
         """
         elements = (self.experts.layer.workspace_bytes(M) + 1) // 2 if self.on_gpu else 0
         return (0,), (elements,), (M, K)
@@ -126,7 +127,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
         expert_tokens_meta: Any,
         apply_router_weight_on_input: bool,
     ) -> None:
-        """output (M, K) = the sum over each token's experts that are here. Enqueues only; may be captured."""
+        """Computes output (M, K), the weighted sum of each token's local experts. Only enqueues; may be captured."""
         if apply_router_weight_on_input:  # prepare() has multiplied the rows
             topk_weights = torch.ones_like(topk_weights)
         self._run(hidden_states, topk_ids, topk_weights, output, workspace2 if self.on_gpu else None)
@@ -134,9 +135,9 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
     def reduced(
         self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, apply_router_weight_on_input: bool
     ) -> Tensor:
-        """(T, H): what vLLM's kernel makes of prepare(), apply() and finalize() if it exchanges no rows.
+        """Returns (T, H), the result of vLLM's prepare(), apply() and finalize() if no rows are exchanged.
 
-        finalize() would copy the rows to a tensor of its own, a kernel more for each layer.
+        It saves the kernel with which finalize() would copy the rows to another tensor.
         """
         if apply_router_weight_on_input:
             hidden = hidden * topk_weights.to(hidden.dtype)
@@ -146,14 +147,14 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
         return out
 
     def selected(self, hidden: Tensor, logits: Tensor, router: RouterConfig) -> Tensor:
-        """(T, H): the same where the router's logits (T, E) come: selection and run as one call."""
+        """Returns the same (T, H) from the router's logits (T, E), with selection and run in one call."""
         check(self.experts.layer.handle)
         out = torch.empty_like(hidden)
         self.experts.run_logits(hidden.contiguous(), logits, router, out, self._workspace(hidden.size(0)))
         return out
 
     def _workspace(self, tokens: int) -> Tensor | None:
-        """Of vLLM's, uint8; None: the library's own."""
+        """Returns vLLM's workspace as uint8, or None to use the library's own."""
         if not self.on_gpu or _workspaces is None:
             return None
         size_bytes = self.experts.layer.workspace_bytes(tokens)

@@ -1,8 +1,8 @@
-"""A router's GEMM, which vLLM calls its gate: on a GPU and for the few tokens of a decode step by the library.
+"""Computes a router's GEMM (vLLM's "gate") with the library, on a GPU and for the few tokens of a decode step.
 
-vLLM has kernels of its own for some models' gates (GateLinear), which know no quantization config and stay as they are. The
-others are unquantized linear layers whose config decides how they are computed, and those come here. cuBLAS gives such a
-GEMM two CTAs; router_gemm gives it one for each expert.
+vLLM has its own kernels for some models' gates (GateLinear). They have no quantization config and are left alone. The
+other gates are unquantized linear layers, whose config selects how they are computed; these are handled here. cuBLAS
+uses two CTAs for such a GEMM, router_gemm one for each expert.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from . import internals
 from .plan import gates_are_own, pattern
 
 _LINEAR = "vllm.model_executor.layers.linear"
-_MOST_TOKENS = 8  # up to which every expert's weights are read once
+_MOST_TOKENS = 8  # up to here every expert's weights are read once
 _MOST_EXPERTS = 1024
 _NAMES = (".gate", ".router")
 
 
 def gate_or(stock: Any, layer: Any, prefix: str) -> Any:
-    """The method of a linear layer: the library's if vLLM's own config gives a router's gate its plain one, else stock."""
+    """Returns the library's method if `stock` is vLLM's plain method for a router's gate, else `stock`."""
     plain = internals.find_or_none(f"{_LINEAR}:UnquantizedLinearMethod")
     if type(stock) is not plain or not prefix.endswith(_NAMES) or not gates_are_own():
         return stock
@@ -34,7 +34,7 @@ def gate_or(stock: Any, layer: Any, prefix: str) -> Any:
 
 
 def takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the library computes x (T, H) times the transposed weight (E, H)."""
+    """Returns whether the library computes x (T, H) times the transposed weight (E, H)."""
     return (
         bias is None
         and x.is_cuda
@@ -56,7 +56,7 @@ def _gate_method(plain: Any) -> type:
 
         class NvFp4MoeGateMethod(plain):  # type: ignore[misc]
             def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-                # A compiled graph is for any number of tokens, of which it must not ask.
+                # A compiled graph serves any number of tokens, so it must not depend on the number.
                 if torch.compiler.is_compiling() or not takes(x, layer.weight, bias):
                     return super().apply(layer, x, bias)
                 logits: Tensor = torch.ops.nvfp4_moe.router_gemm(x, layer.weight)

@@ -1,9 +1,9 @@
-"""Everything of vLLM's that the plugin touches: by name in one table, checked by signature before any of it is used.
+"""The members of vLLM that the plugin uses, in one table that is checked before any of them is used.
 
-vLLM documents entry points and register_quantization_config; its MoE classes are internal and move between releases. So
-REQUIRED lists each member with the parameters that the plugin calls it with, or overrides it with; nvfp4_moe._signatures
-says what an entry means, and compares the table with the release that is there. Scripts that read wheels take REQUIRED from
-here, so it is plain data and this file imports nothing of the package.
+vLLM documents entry points and register_quantization_config, but its MoE classes are internal and change between
+releases. REQUIRED lists each member with the parameters that the plugin passes or overrides. nvfp4_moe._signatures
+defines the entries and compares the table with the installed release. Scripts that read wheels load REQUIRED from this
+file, so it is plain data and imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# Releases whose members were compared with the table; newer ones are judged by the same table when they are loaded.
+# Releases whose members were compared with the table. Newer ones are checked against it when they are loaded.
 RELEASES = ("0.24", "0.25", "0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
 
 _FUSED = "vllm.model_executor.layers.fused_moe"
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _COMPRESSED = f"{_QUANTIZATION}.compressed_tensors"
 
-# A group that does not fit leaves its checkpoints to vLLM, "core" all of them; without "router" vLLM selects the experts,
-# without "gate" it computes the logits, without "exchange" it exchanges between ranks.
+# If a group does not fit, vLLM handles that format; if "core" does not fit, all formats. Without "router" vLLM selects
+# the experts, without "gate" it computes the logits, and without "exchange" it exchanges between ranks.
 REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "core": (
         ("calls", f"{_QUANTIZATION}:register_quantization_config", ("quantization",)),
@@ -238,13 +238,13 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     ),
 }
 
-# Without which everything is served all the same.
+# Groups that serving does not need.
 OPTIONAL = ("router", "gate", "exchange")
 FORMATS = tuple(group for group in REQUIRED if group not in ("core", *OPTIONAL))
 
 
 def __getattr__(name: str) -> Any:
-    """fitting: those of OPTIONAL that fit this release (release.py)."""
+    """Provides `fitting`, the groups of OPTIONAL that fit this release (release.py)."""
     if name != "fitting":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found: frozenset[str] = importlib.import_module(f"{__package__}.release").fitting()
@@ -252,17 +252,17 @@ def __getattr__(name: str) -> Any:
 
 
 def version() -> str:
-    """vLLM's version, as it says itself."""
+    """Returns vLLM's own version string."""
     return str(getattr(importlib.import_module("vllm"), "__version__", "of an unknown version"))
 
 
 def logger() -> Any:
-    """A logger under vLLM's own, whose handler and level it shares."""
+    """Returns a child of vLLM's logger, with its handler and level."""
     return importlib.import_module("vllm.logger").init_logger("vllm.nvfp4_moe")
 
 
 def find(name: str) -> Any:
-    """A member by its name in the table. ImportError or AttributeError if it is not there."""
+    """Returns a member by its name in the table. Raises ImportError or AttributeError if it does not exist."""
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
     for part in path.split("."):
@@ -271,7 +271,7 @@ def find(name: str) -> Any:
 
 
 def find_or_none(name: str) -> Any:
-    """A member that not every release has, and that the plugin does without."""
+    """Returns an optional member that not every release has, or None."""
     try:
         return find(name)
     except (ImportError, AttributeError):

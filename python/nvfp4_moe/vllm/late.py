@@ -1,4 +1,4 @@
-"""Calls made right after vLLM has imported a module by itself, so that the plugin imports none of vLLM's beforehand."""
+"""Runs callbacks right after vLLM imports a module, so that the plugin need not import vLLM's modules itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what the other finders do, and adds the calls to the loader. In sys.meta_path while calls are waiting."""
+    """Finds modules through the other finders and adds the calls to the loader. In sys.meta_path while calls wait."""
 
     def __init__(self) -> None:
         self.calls: dict[str, list[Callable[[], None]]] = {}
@@ -46,7 +46,7 @@ _finder = _Finder()
 
 
 def after_import(name: str, call: Callable[[], None]) -> None:
-    """Runs call now if the module is imported, else right after its import. A second equal call changes nothing."""
+    """Runs call now if the module is already imported, else right after its import. Repeating it has no effect."""
     if name in sys.modules:
         call()
         return

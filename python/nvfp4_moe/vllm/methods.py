@@ -1,11 +1,12 @@
-"""vLLM's quantization methods of routed experts, each over the stock one whose parameters and loading it keeps.
+"""The plugin's quantization methods of routed experts. Each derives from vLLM's method and keeps its parameters and
+loading.
 
-RoutedExperts.weight_loader reads the name of a method's class and searches it for "ModelOpt" or "compressed" in it: the names
-of the classes here keep those words. The stock constructors are not called, since they choose one of vLLM's kernels and
-fail if there is none; FusedMoEMethodBase's is.
+RoutedExperts.weight_loader searches the name of a method's class for "ModelOpt" or "compressed", so the classes here
+keep those words in their names. vLLM's constructors are not called, because they choose one of vLLM's kernels and fail
+if there is none. FusedMoEMethodBase's constructor is called.
 
-Parameters keep their names and are emptied once they are packed, so that the layer's state still has the checkpoint's
-names and a reload finds what it expects.
+Parameters keep their names and are emptied after packing. The layer's state still has the checkpoint's names, and a
+reload finds what it expects.
 """
 
 from __future__ import annotations
@@ -48,23 +49,23 @@ _log = LoadLog(lambda said: internals.logger().info("nvfp4-moe: %s", said))
 
 
 class Method:
-    """Shared by the checkpoint formats; the first base of each method."""
+    """The part shared by all checkpoint formats; the first base of each method."""
 
-    # A method's parameters by the names of FusedParameters, tensor scales apart.
+    # Names of a method's parameters for FusedParameters, except the tensor scales.
     codes: tuple[str, str] = ("w13_weight", "w2_weight")
     form: Form = NVFP4
-    # Of vLLM's cache of weights that a kernel has already repacked: there are none in this kernel's form.
+    # vLLM's cache of weights already repacked for a kernel has none in this format.
     supports_pre_processed_weights = False
 
     def open(self, moe_config: Any, plan: LayerPlan) -> None:
-        """In place of the stock constructor."""
+        """Replaces the stock constructor."""
         _base.__init__(self, moe_config)
         self.plan = plan
         _log.plan()
         self.experts_cls = NvFp4MoeExperts
         self.fused: FusedExperts | None = None
         self.router: OwnRouter | None = None
-        # Read by the stock methods' other members and by the weight loader.
+        # Attributes that the stock methods and the weight loader read.
         self.use_a16 = True
         self.use_global_sf = False
         self.per_token_activation = False
@@ -73,7 +74,7 @@ class Method:
 
     @property
     def supports_eplb(self) -> bool:
-        return False  # EPLB moves rows of parameters, and the packed weights are none
+        return False  # EPLB moves rows of parameters, and packed weights are not parameters
 
     @property
     def is_monolithic(self) -> bool:
@@ -91,25 +92,26 @@ class Method:
         return _base.maybe_roundup_sizes(self, *args, **kwargs)
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
-        """The stock parameters, prepared for what a checkpoint lacks (weights.py)."""
+        """Creates the stock parameters, prepared to detect what a checkpoint lacks (weights.py)."""
         if "weight_loader" in kwargs:
             kwargs["weight_loader"] = weights.loader_of(layer, kwargs["weight_loader"])
         super().create_weights(layer, *args, **kwargs)  # type: ignore[misc]
         weights.prepare(layer)
 
     def tensor_scales(self, layer: Any) -> tuple[Tensor | None, Tensor | None]:
-        """(w13's (E_local, 2), w2's (E_local,)), multiplied."""
+        """Returns the tensor scales of w13 (E_local, 2) and w2 (E_local,), as factors."""
         return layer.w13_weight_scale_2.data, layer.w2_weight_scale_2.data
 
     def get_fused_moe_quant_config(self, layer: Any) -> Any:
-        """What vLLM's side of the kernel knows: rows come and go unquantized."""
+        """Tells vLLM's side of the kernel that rows stay unquantized."""
         none = torch.empty(0, dtype=torch.float32, device=layer.w13_weight_scale.device)
         return _quant_config(g1_alphas=none, g2_alphas=none, w1_scale=none, w2_scale=none)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Packs and warms up: all that may allocate, load a module or fail happens here, before profiling and capture.
+        """Packs and warms up. Everything that may allocate, load a module or fail happens here, before profiling and
+        capture.
 
-        Again, on a reload, it puts the new weights into the layer that is there, whose memory captured graphs hold.
+        On a reload it writes the new weights into the existing layer, whose memory captured graphs use.
         """
         names = [*self.codes, "w13_weight_scale", "w2_weight_scale"]
         if self.plan.options.get("expert_biases"):
@@ -117,7 +119,7 @@ class Method:
         parameters = [getattr(layer, name) for name in names]
         if any(parameter.numel() == 0 for parameter in parameters):
             if self.fused is not None:
-                return  # called twice without a reload in between: there is nothing new
+                return  # called twice without a reload in between
             raise RuntimeError(f"nvfp4-moe: {self.plan.name}: expected loaded weights, got parameters without elements")
         started = time.monotonic()
         try:
@@ -134,15 +136,15 @@ class Method:
             shape = (parameter.shape[0], 0, 0)[: parameter.ndim]
             parameter.data = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
         if parameters[0].is_cuda:
-            # What torch keeps of the freed parameters is no memory to the library: without this a model of half the GPU's
-            # size has no room for its packed layers.
+            # The library cannot use memory of freed parameters that torch still caches. Without this a model of half
+            # the GPU's size would have no room for its packed layers.
             torch.cuda.empty_cache()
         if self.moe_kernel is None:
             self._build(layer)
         _log.packed(self.plan.name, self.fused, time.monotonic() - started, self.plan.activations)
 
     def _refuse(self, why: str | None, on_gpu: bool) -> None:
-        """The layer does not run after a reload that failed: its weights may be part old, part new."""
+        """Disables the layer after a failed reload: its weights may be partly old, partly new."""
         if self.fused is not None:
             after = f"nvfp4-moe: {self.plan.name} does not run after its last reload: {why}; reload weights that load"
             weights.refuse(self.fused.layer.handle, why and after, on_gpu)
@@ -173,7 +175,7 @@ class Method:
             gated=self.plan.options["activation"] != "relu2",
             interleaved=self.form.interleaved,
             w13_bias=w13_bias,
-            w2_bias=w2_bias,  # zeros on all ranks of a tensor parallel group but the first, as vLLM loads it
+            w2_bias=w2_bias,  # vLLM loads zeros on all ranks of a tensor parallel group except the first
         )
         parameters.zero_padding(self.plan.filled)
         if self.fused is not None:
@@ -196,7 +198,7 @@ class Method:
         return experts
 
     def _over_ranks(self, layer: Any, device: str) -> OverRanks | None:
-        """The exchange that the layer is to run over; collective. None if vLLM adds up the rows."""
+        """Returns the exchange that the layer runs over, or None if vLLM adds the rows. Collective."""
         if self.plan.ranks is None:
             return None
         try:
@@ -206,7 +208,7 @@ class Method:
             return None
 
     def _prepare_finalize(self, layer: Any) -> Any:
-        """vLLM's part of the kernel: what it exchanges before and after the experts."""
+        """Makes vLLM's part of the kernel, which exchanges rows before and after the experts."""
         assert self.fused is not None
         combine = self.plan.ranks.combine if self.fused.over_ranks and self.plan.ranks is not None else None
         note_combine(self.plan.name, combine)
@@ -221,7 +223,7 @@ class Method:
         )
 
     def _check_sums(self, kernel: Any, exchange: str) -> None:
-        """That somebody adds up the ranks' rows: a run has its own alone, and vLLM adds none if they are summed."""
+        """Checks that the ranks' rows get added: a run has only local rows, and vLLM adds none if they are summed already."""
         assert self.fused is not None
         parallel = self.moe.moe_parallel_config  # type: ignore[attr-defined]
         ranks = max(getattr(parallel, size, 1) for size in ("tp_size", "dp_size", "pcp_size", "ep_size"))
@@ -235,7 +237,7 @@ class Method:
     def _build(self, layer: Any) -> None:
         assert self.fused is not None
         if self.fused.placement.lookup is not None:
-            # A buffer: level 2 of sleep mode discards every other tensor that was made while the model was loaded.
+            # A buffer, because level 2 of sleep mode discards all other tensors made while the model was loaded.
             layer.register_buffer("nvfp4_moe_lookup", self.fused.placement.lookup, persistent=False)
         self.moe_quant_config = self.get_fused_moe_quant_config(layer)
         prepare_finalize = self._prepare_finalize(layer)
@@ -243,8 +245,8 @@ class Method:
         kernel = _kernel(prepare_finalize=prepare_finalize, fused_experts=experts)
         self._check_sums(kernel, type(prepare_finalize).__name__)
         self.moe_kernel = kernel
-        # If vLLM exchanges no rows, the kernel would add nothing but a copy; and it leaves out a run of no tokens, in
-        # which a rank of the library's exchange has to take part.
+        # If vLLM exchanges no rows, its kernel would only add a copy. It also skips runs without tokens, but a rank of
+        # the library's exchange has to take part in those.
         self.alone = experts if _no_exchange is not None and isinstance(prepare_finalize, _no_exchange) else None
         self.router = own_router(layer, self.plan) if self.alone is not None and not self.fused.over_ranks else None
         if self.router is not None:
@@ -263,7 +265,7 @@ class Method:
         shared_experts_input: Tensor | None,
     ) -> Any:
         assert self.fused is not None
-        # vLLM runs shared experts by itself, before or beside these.
+        # vLLM runs shared experts itself, before these or concurrently.
         if self.alone is not None and (shared_experts is None or self.fused.over_ranks):
             return self.alone.reduced(x, topk_ids, topk_weights, layer.apply_router_weight_on_input)
         return self.moe_kernel.apply(
@@ -292,7 +294,7 @@ _SIZES = ("num_experts", "top_k", "hidden_size", "intermediate_size")
 
 
 def modelopt_method() -> type:
-    """Of ModelOpt's parameters: NVFP4 and W4A16_NVFP4, alone, in MIXED_PRECISION and in DeepSeek-V4's hybrid."""
+    """For ModelOpt's parameters: NVFP4 and W4A16_NVFP4, also within MIXED_PRECISION and DeepSeek-V4's hybrid."""
     stock = internals.find(f"{_QUANTIZATION}.modelopt:ModelOptNvFp4FusedMoE")
 
     class NvFp4MoeModelOptMethod(Method, stock):  # type: ignore[misc, valid-type]
@@ -304,7 +306,7 @@ def modelopt_method() -> type:
 
 
 def compressed_tensors_method() -> type:
-    """Of compressed-tensors' parameters, whose global scales are reciprocals."""
+    """For compressed-tensors' parameters, whose global scales are reciprocals."""
     stock = internals.find(
         f"{_QUANTIZATION}.compressed_tensors.compressed_tensors_moe.compressed_tensors_moe_w4a4_nvfp4:"
         "CompressedTensorsW4A4Nvfp4MoEMethod"
@@ -324,7 +326,7 @@ def compressed_tensors_method() -> type:
 
 
 def mxfp4_method() -> type:
-    """Of DeepSeek-V4's own MXFP4 parameters, cast to NVFP4 as they are packed."""
+    """For DeepSeek-V4's MXFP4 parameters, cast to NVFP4 during packing."""
     stock = internals.find(f"{_QUANTIZATION}.mxfp4:Mxfp4MoEMethod")
 
     class NvFp4MoeMxfp4Method(Method, stock):  # type: ignore[misc, valid-type]
@@ -341,7 +343,7 @@ def mxfp4_method() -> type:
 
 
 def gpt_oss_method() -> type:
-    """Of gpt-oss' own MXFP4 parameters and biases, cast to NVFP4 as they are packed."""
+    """For gpt-oss' MXFP4 parameters and biases, cast to NVFP4 during packing."""
     stock = internals.find(f"{_QUANTIZATION}.mxfp4:GptOssMxfp4MoEMethod")
 
     class NvFp4MoeGptOssMethod(Method, stock):  # type: ignore[misc, valid-type]
@@ -349,7 +351,7 @@ def gpt_oss_method() -> type:
 
         def __init__(self, moe_config: Any, plan: LayerPlan) -> None:
             self.open(moe_config, plan)
-            self.weight_dtype = "gpt_oss_mxfp4"  # by which the model's loader knows how rows come
+            self.weight_dtype = "gpt_oss_mxfp4"  # the model's loader reads the order of rows from this
 
         def maybe_roundup_sizes(self, *args: Any, **kwargs: Any) -> Any:
             hidden, inner = super().maybe_roundup_sizes(*args, **kwargs)

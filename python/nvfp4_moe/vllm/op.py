@@ -1,9 +1,10 @@
-"""A layer as torch.compile sees it: nvfp4_moe::moe_layer_by(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights,
-Tensor handle) -> ().
+"""The torch operator that runs a layer in vLLM's compiled graphs.
 
-nvfp4_moe::moe_layer takes a handle that is a number. In a compiled graph that vLLM keeps on disk, a number would be the one of
-the process that compiled it. A tensor is an input of the graph, which each process and each engine gives its own. vLLM
-traces its MoE layers on CPUs alone; elsewhere they stand behind an operator of its own, and the layer is called directly.
+    nvfp4_moe::moe_layer_by(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights, Tensor handle) -> ()
+
+nvfp4_moe::moe_layer takes the handle as a number. vLLM keeps compiled graphs on disk, and they would contain the number
+of the process that compiled them. A tensor is an input of the graph instead, so each process and engine passes its own.
+vLLM traces its MoE layers only on CPUs. On GPUs an operator of vLLM hides them, and the layer is called directly.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _library.define(
 )
 
 
-refusals: dict[int, str] = {}  # why a layer does not run, by its handle
+refusals: dict[int, str] = {}  # handle of a disabled layer -> the reason
 
 
 def check(handle: int) -> None:
-    """Raises RuntimeError if the layer does not run."""
+    """Raises RuntimeError if the layer is disabled."""
     if why := refusals.get(handle):
         raise RuntimeError(why)
 

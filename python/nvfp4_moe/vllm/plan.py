@@ -1,4 +1,4 @@
-"""Whether the library takes a layer of vLLM's, and as what: decided once, where the quantization method is chosen."""
+"""Decides whether the library takes a vLLM layer, and with which options, when the quantization method is chosen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .ranks import NoExchange, RanksPlan, note_combine, plan_ranks
 _activations = internals.find("vllm.model_executor.layers.fused_moe.activation:MoEActivation")
 _current_config = internals.find("vllm.config:get_current_vllm_config")
 
-# Constants built into vLLM's kernels of swiglustep and of gpt-oss' swigluoai.
+# Constants of vLLM's kernels for swiglustep and gpt-oss' swigluoai.
 _STEP_LIMIT = 7.0
 _GPT_OSS = {"activation": "swiglu_oai", "swiglu_limit": 7.0, "swiglu_alpha": 1.702}
 _MXFP4_BLOCK = 32
@@ -23,8 +23,11 @@ _MXFP4_BLOCK = 32
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What vLLM's parameters of a checkpoint format hold. mxfp4: E8M0 scales of 32 each, no tensor scales. interleaved: rows
-    of gate and up in turn, where other formats have halves. biases: parameters for them, of layers that have biases."""
+    """The content of vLLM's parameters for a checkpoint format.
+
+    mxfp4: E8M0 scales of 32 elements each, no tensor scales. interleaved: rows of gate and up alternate, while other
+    formats have two halves. biases: layers with biases have parameters for them.
+    """
 
     mxfp4: bool = False
     interleaved: bool = False
@@ -36,20 +39,27 @@ MXFP4 = Form(mxfp4=True, biases=True)
 GPT_OSS = Form(mxfp4=True, interleaved=True, biases=True)
 
 
-# No declared format is lost by this one. For layers whose checkpoint declares nothing.
+# For layers whose checkpoint declares no activation format: the most precise one.
 WEIGHT_ONLY = Declared("bf16", "nothing is declared")
 
 
 class Refused(Exception):
-    """Why a layer is left to vLLM, in one sentence."""
+    """The reason why a layer is left to vLLM, in one sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerPlan:
-    """name: the layer's, as vLLM says it. options: fields of MoeConfig. dummy: its weights are random bytes.
-    own_router: the library is to select the experts, if it knows the router (router.py). max_tokens: of all ranks whose
-    rows vLLM gathers. filled: how much of intermediate_size the checkpoint has for this rank; the rest is padding. ranks: how
-    the library exchanges in place of vLLM, None if vLLM does (ranks.py). activations: their format and why, for the log.
+    """How the library takes a layer.
+
+    Attributes:
+        name: vLLM's name of the layer.
+        options: Fields of MoeConfig.
+        dummy: The weights are random bytes.
+        own_router: The library selects the experts if it knows the router (router.py).
+        max_tokens: The most tokens of all ranks whose rows vLLM gathers.
+        filled: How much of intermediate_size the checkpoint has for this rank; the rest is padding.
+        ranks: How the library exchanges between ranks (ranks.py); None if vLLM does.
+        activations: Their format and the reason for it, for the log.
     """
 
     name: str
@@ -63,14 +73,14 @@ class LayerPlan:
 
 
 def settings() -> Settings:
-    """additional_config's "nvfp4_moe" of the engine that is being built, else the environment's."""
+    """Reads the settings from additional_config["nvfp4_moe"] of the engine being built, else from the environment."""
     additional = getattr(_current_config(), "additional_config", None)
     given = additional.get("nvfp4_moe") if isinstance(additional, Mapping) else None
     return read_settings(given)
 
 
 def _activation(layer: Any, form: Form) -> dict[str, Any]:
-    """Activation and limit as the library names them, of what vLLM's own kernels compute."""
+    """Returns the library's activation and limit for what vLLM's own kernels compute."""
     activation, limit = layer.moe_config.activation, getattr(layer, "swiglu_limit", None)
     alpha, beta = getattr(layer, "swiglu_alpha", None), getattr(layer, "swiglu_beta", None)
     if (activation == _activations.SWIGLUOAI) != form.interleaved:
@@ -95,7 +105,7 @@ def _activation(layer: Any, form: Form) -> dict[str, Any]:
 
 def _sizes(moe: Any, form: Form) -> dict[str, int]:
     inner = int(moe.intermediate_size_per_partition)
-    if form.interleaved:  # gpt-oss' loader gives ranks whole blocks, the last ones fewer: the rest stays zeros
+    if form.interleaved:  # gpt-oss' loader gives ranks whole blocks, and fewer to the last ranks; the rest stays zero
         inner = padded_to_blocks(inner)
     return {
         "num_experts": int(moe.num_experts),
@@ -106,8 +116,10 @@ def _sizes(moe: Any, form: Form) -> dict[str, int]:
 
 
 def _filled(moe: Any, padded: int) -> int:
-    """How much of this rank's intermediate dimension vLLM's loader fills: whole slices of the padded size, in the order of
-    the ranks, as long as there is anything left."""
+    """Returns how much of this rank's intermediate dimension vLLM's loader fills.
+
+    The loader gives slices of the padded size to the ranks in order, as long as any are left.
+    """
     parallel = moe.moe_parallel_config
     ranks, rank = int(parallel.tp_size), int(getattr(parallel, "tp_rank", 0))
     whole = int(getattr(moe, "intermediate_size", 0) or moe.intermediate_size_per_partition * ranks)
@@ -115,19 +127,19 @@ def _filled(moe: Any, padded: int) -> int:
 
 
 def padded_to_blocks(size: int) -> int:
-    """A rank's intermediate size in whole blocks of MXFP4."""
+    """Rounds a rank's intermediate size up to whole MXFP4 blocks."""
     return -(-size // _MXFP4_BLOCK) * _MXFP4_BLOCK
 
 
 def _lora_may_change_experts(name: str) -> bool:
-    """Whether vLLM may put adapters on this layer: unless it is given the modules of adapters, and experts are not one."""
+    """Returns whether vLLM may put LoRA adapters on this layer: yes, unless its target modules exclude the experts."""
     targets = getattr(getattr(_current_config(), "lora_config", None), "target_modules", None)
     experts = {"experts", "routed_experts", name.rpartition(".")[2]}
     return targets is None or any(experts.intersection(target.split(".")) for target in targets)
 
 
 def _check_deployment(moe: Any, name: str, form: Form) -> None:
-    """Raises Refused for what the engine does around the experts and this plugin does not take part in."""
+    """Raises Refused if vLLM uses a feature around the experts that this plugin does not support."""
     parallel = moe.moe_parallel_config
     if moe.moe_backend != "auto":
         raise Refused(f"--moe-backend {moe.moe_backend} was asked for")
@@ -140,7 +152,7 @@ def _check_deployment(moe: Any, name: str, form: Form) -> None:
         )
     if parallel.enable_eplb:
         raise Refused("EPLB, which moves rows of parameters where the weights are packed")
-    # passthrough stands in for vLLM's sums where tokens are not exchanged too.
+    # passthrough replaces vLLM's sums even if tokens are not exchanged.
     used = parallel.use_all2all_kernels or parallel.all2all_backend == "passthrough"
     if used and parallel.all2all_backend not in ("allgather_reducescatter", "naive"):
         raise Refused(f"--all2all-backend {parallel.all2all_backend}: expected allgather_reducescatter")
@@ -158,7 +170,7 @@ def _device(moe: Any) -> str:
 
 
 def _rank_tokens(moe: Any) -> int:
-    """The most tokens of a data parallel rank: the scheduler's most, padded for sequence parallel."""
+    """Returns the most tokens of a data parallel rank: the scheduler's limit, padded for sequence parallel."""
     sp_size = int(moe.moe_parallel_config.sp_size)
     scheduler = getattr(_current_config(), "scheduler_config", None)
     most = max(int(moe.max_num_tokens), int(getattr(scheduler, "max_num_batched_tokens", 0) or 0))
@@ -166,13 +178,13 @@ def _rank_tokens(moe: Any) -> int:
 
 
 def _max_tokens(moe: Any) -> int:
-    """The most tokens of a run if vLLM gathers the tokens of data parallel ranks."""
+    """Returns the most tokens of a run if vLLM gathers the tokens of data parallel ranks."""
     parallel = moe.moe_parallel_config
     return _rank_tokens(moe) * max(1, int(parallel.dp_size)) * max(1, int(parallel.pcp_size))
 
 
 def _routers_are_watched() -> bool:
-    """Whether vLLM's routers have to tell somebody what they chose, or choose something else."""
+    """Returns whether vLLM's routers must report the selected experts elsewhere, or may be overridden."""
     config = _current_config()
     holders = (getattr(config, "model_config", None), getattr(config, "aux_output_config", None))
     reported = any(getattr(holder, "enable_return_routed_experts", False) is True for holder in holders)
@@ -180,7 +192,7 @@ def _routers_are_watched() -> bool:
 
 
 def keeps_reductions(name: str, why: NoExchange, insists: bool) -> None:
-    """Says once why vLLM adds up the rows of expert parallel ranks. Raises NotImplementedError if the user insists."""
+    """Logs once why vLLM adds the rows of expert parallel ranks. Raises NotImplementedError if the user insists."""
     if insists:
         raise NotImplementedError(
             f"nvfp4-moe cannot exchange the rows of {name}: {why}; NVFP4_MOE_MODE=auto leaves that to vLLM"
@@ -226,11 +238,11 @@ def _plan(layer: Any, name: str, chosen: Settings, form: Form, declared: Declare
     return LayerPlan(name, options, _max_tokens(moe), dummy, own_router, filled, activations, ranks)
 
 
-_refusals: dict[str, str] = {}  # of layers that were left to vLLM, by name
+_refusals: dict[str, str] = {}  # name of a layer left to vLLM -> the reason
 
 
 def left_to_vllm(name: str, error: Exception) -> None:
-    """Says why a layer is vLLM's, for which vLLM has no kernel: a warning, and a note in the traceback. Nothing of others."""
+    """Adds the plugin's reason to vLLM's error, as a warning and a note, if vLLM has no kernel for a refused layer."""
     if (why := _refusals.get(name)) is None:
         return
     said = f"nvfp4-moe left {name} to vLLM, which has no kernel for it here: {why}"
@@ -242,12 +254,12 @@ def left_to_vllm(name: str, error: Exception) -> None:
 def plan_of(
     layer: Any, prefix: str, form: Form = NVFP4, declared: Declared | Refused = WEIGHT_ONLY
 ) -> LayerPlan | None:
-    """How the library takes a RoutedExperts layer, or None if it is left to vLLM, with one line that says why.
+    """Returns how the library takes a RoutedExperts layer, or None if it is left to vLLM, which logs the reason.
 
-    declared: for its activations, or why its checkpoint makes no layer. Raises NotImplementedError if it is not taken and
-    the user insists.
+    declared is the checkpoint's declaration for activations, or the reason why the checkpoint's layer cannot run.
+    Raises NotImplementedError if the layer is not taken and the user insists.
     """
-    note_combine(prefix, None)  # of an earlier engine in this process
+    note_combine(prefix, None)  # an earlier engine in this process may have set it
     _refusals.pop(prefix, None)
     chosen = settings()
     if chosen.mode == "0":
@@ -262,13 +274,16 @@ def plan_of(
                 f"nvfp4-moe cannot take {prefix}: {refused}; NVFP4_MOE_MODE=auto leaves such layers to vLLM"
             ) from None
         _refusals[prefix] = str(refused)
-        # Layers of a model are refused for one reason, which vLLM's logger then writes once.
+        # A model's layers are usually refused for the same reason, which vLLM's logger then writes once.
         internals.logger().info_once("nvfp4-moe leaves layers such as %s to vLLM: %s", pattern(prefix), str(refused))
         return None
 
 
 def gates_are_own() -> bool:
-    """Whether routers' GEMMs come here, of few tokens and on GPUs: not where those of more tokens have to agree with them."""
+    """Returns whether the library computes routers' GEMMs for few tokens on GPUs.
+
+    It does not if they must have the same bits as those of larger batches.
+    """
     import torch
 
     if not torch.cuda.is_available() or torch.version.hip is not None:
@@ -279,5 +294,5 @@ def gates_are_own() -> bool:
 
 
 def pattern(prefix: str) -> str:
-    """model.layers.7.mlp.experts as model.layers.*.mlp.experts."""
+    """Converts model.layers.7.mlp.experts to model.layers.*.mlp.experts."""
     return ".".join("*" if part.isdigit() else part for part in prefix.split("."))

@@ -1,12 +1,13 @@
-"""Expert parallel by the library's exchange (docs/how-to/expert-parallel.md), where vLLM's own gathers and sums are not needed.
+"""Expert parallel through the library's exchange (docs/how-to/expert-parallel.md) instead of vLLM's gathers and sums.
 
-Where ranks have tokens of their own (data parallel attention, sequence parallel MoE) vLLM would gather the rows of all ranks
-and scatter bf16 sums back; a layer over an exchange sends a token's activations in its format to the ranks of its experts,
-and its out has the bits of one rank. Where all ranks have the same tokens (tensor parallel attention) vLLM would add bf16
-rows; the exchange adds fp32 ones in the order of the ranks.
+If ranks have different tokens (data parallel attention, sequence parallel MoE), vLLM would gather the rows of all ranks
+and scatter bf16 sums back. A layer over an exchange sends a token's activations, in the layer's format, to the ranks of
+its experts, and the result has the bits of one rank. If all ranks have the same tokens (tensor parallel attention),
+vLLM would add bf16 rows. The exchange adds fp32 rows in rank order.
 
-Both need every rank of vLLM's expert parallel group in each run, in the same order. vLLM's own way needs that too, so ranks
-without requests take part with dummy tokens, and ranks that replay CUDA graphs replay graphs of as many tokens each.
+Both need every rank of vLLM's expert parallel group in each run, in the same order. So do vLLM's own collectives: ranks
+without requests take part with dummy tokens, and ranks that replay CUDA graphs replay graphs with the same number of
+tokens.
 """
 
 from __future__ import annotations
@@ -26,18 +27,26 @@ from . import internals
 _FUSED = "vllm.model_executor.layers.fused_moe"
 _no_exchange: Any = internals.find_or_none(f"{_FUSED}.prepare_finalize:MoEPrepareAndFinalizeNoDPEPModular") or object
 
-# How long ranks wait for the slowest in a run unless vLLM has a limit of its own; torch's for NCCL.
+# How long ranks wait for the slowest one in a run unless vLLM has a limit; torch's default for NCCL.
 _TIMEOUT_SECONDS = 600.0
 
 
 class NoExchange(Exception):
-    """Why vLLM adds up a layer's rows, in one sentence."""
+    """The reason why vLLM adds a layer's rows, in one sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RanksPlan:
-    """How a layer is to use the exchange. combine: as MoeLayer.from_tensors has it. link: host, nccl or peers. max_tokens:
-    of one rank. timeout: seconds. insists: vLLM's way instead is an error. runners: vLLM's layers by name."""
+    """How a layer uses the exchange.
+
+    Attributes:
+        combine: As in MoeLayer.from_tensors.
+        link: host, nccl or peers.
+        max_tokens: The most tokens of one rank.
+        timeout: Seconds.
+        insists: Falling back to vLLM is an error.
+        runners: vLLM's layers by name.
+    """
 
     combine: str
     link: str
@@ -47,12 +56,14 @@ class RanksPlan:
     runners: Mapping[str, Any]
 
 
-# ---- what vLLM's config says
+# ---- decided from vLLM's config
 
 
 def plan_ranks(moe: Any, config: Any, asked: str, insists: bool, max_tokens: int) -> RanksPlan | None:
-    """asked: NVFP4_MOE_EXCHANGE. max_tokens: of one rank, without sequence parallel. None if there is nothing to exchange
-    or vLLM is asked to; raises NoExchange if the exchange is asked for, or "auto", and vLLM has to.
+    """Plans the exchange of a layer, or returns None if there is nothing to exchange or the user chose vLLM.
+
+    asked is NVFP4_MOE_EXCHANGE; max_tokens is one rank's, without sequence parallel. Raises NoExchange if the exchange
+    was requested (or "auto") but only vLLM can do it.
     """
     parallel = moe.moe_parallel_config
     if asked == "engine" or not getattr(parallel, "use_ep", False) or parallel.ep_size == 1:
@@ -109,13 +120,13 @@ def _timeout(config: Any, link: str) -> float:
     return float(getattr(getattr(config, "parallel_config", None), name, None) or _TIMEOUT_SECONDS)
 
 
-# ---- once the model is there
+# ---- after the model is loaded
 
 
 def over_ranks(layer: Any, plan: RanksPlan, device: str) -> OverRanks:
-    """The exchange of vLLM's expert parallel group, and which experts its ranks hold. Collective.
+    """Returns the exchange of vLLM's expert parallel group, and which experts its ranks hold. Collective.
 
-    Raises NoExchange, on all ranks, and IoError if a rank does not come.
+    Raises NoExchange, on all ranks, and IoError if a rank is missing.
     """
     _check_model(layer, plan)
     group = internals.find("vllm.distributed.parallel_state:get_ep_group")()
@@ -127,7 +138,7 @@ def over_ranks(layer: Any, plan: RanksPlan, device: str) -> OverRanks:
             f"nvfp4-moe: expected rank {expected[0]} of {expected[1]} in vLLM's group of expert parallel ranks, got "
             f"{exchange.rank} of {exchange.world}"
         )
-    # Over NCCL a capacity is what a graph needs; that of all tokens drops none, and messages are as long as a run is.
+    # Over NCCL a graph needs a capacity. That of all tokens drops none, and messages are no longer than a run needs.
     capacity = plan.max_tokens if plan.link == "nccl" and plan.combine == "all_to_all" else 0
     return OverRanks(exchange, plan.combine, capacity, plan.max_tokens, _slots(layer.expert_map, group))
 
@@ -139,14 +150,14 @@ def _check_model(layer: Any, plan: RanksPlan) -> None:
         runner = next((r for r in plan.runners.values() if getattr(r, "routed_experts", None) is layer), None)
         if runner is None or type(runner) is not internals.find(f"{_FUSED}.runner.moe_runner:MoERunner"):
             raise NoExchange("a runner of the model's own, which may add up the rows itself")
-        # vLLM adds their rows to the routed ones, and sums both over the ranks at once.
+        # vLLM adds their rows to the routed rows and sums both over the ranks together.
         if runner.shared_experts is not None:
             raise NoExchange("shared experts, whose rows it sums over the ranks together with these")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Connected:
-    """Result of a plan's link and timeout. found: the exchange, or why there is none."""
+    """The exchange for a plan's link and timeout. found: the exchange, or the reason why there is none."""
 
     link: str
     timeout: float
@@ -156,7 +167,7 @@ class _Connected:
         return f"{self.link} with a timeout of {self.timeout:g} s"
 
 
-# By vLLM's group, which ends with its engine.
+# Keyed by vLLM's group, which lives as long as its engine.
 _exchanges: weakref.WeakKeyDictionary[Any, _Connected] = weakref.WeakKeyDictionary()
 
 
@@ -186,13 +197,13 @@ def _connect(group: Any, plan: RanksPlan, device: str) -> Exchange | str:
             exchange.use_nccl(device)
     except (IoError, Cancelled):
         raise  # a rank is gone
-    except Error as refused:  # on all ranks, naming the one that cannot
+    except Error as refused:  # raised on all ranks; names the rank that failed
         return str(refused)
     return exchange
 
 
 def _slots(expert_map: Any, group: Any) -> tuple[int, ...]:
-    """The global id of each rank's experts in the order of its parameters, rank by rank."""
+    """Returns the global ids of all ranks' experts, rank by rank, each in the order of the rank's parameters."""
     places = expert_map.detach().to("cpu", torch.int64).flatten()
     here = (places >= 0).nonzero().flatten()
     mine = here[places[here].argsort()].tolist()
@@ -201,13 +212,14 @@ def _slots(expert_map: Any, group: Any) -> tuple[int, ...]:
     return tuple(expert for experts in of_ranks for expert in experts)
 
 
-# ---- which compiled graphs fit
+# ---- keeping compiled graphs apart
 
-# vLLM keeps compiled graphs on disk by hashes, and a graph that adds up the rows is wrong over a layer that has done so, and
-# the other way round. Models compile parts of theirs under copies of the engine's config that are made while the layers are,
-# so that what is written into a config reaches some of the hashes only; what vLLM.envs knows reaches all of them.
+# vLLM keeps compiled graphs on disk, keyed by hashes. A graph that adds the ranks' rows is wrong for a layer that has
+# already added them, and vice versa. Models compile parts under copies of the engine's config that are made along with
+# the layers, so a change to a config reaches only some of the hashes. A variable known to vllm.envs reaches all of
+# them.
 _FACTOR = "NVFP4_MOE_LAYERS_OVER_RANKS"
-_combine_of: dict[str, str] = {}  # this process's layers whose rows need no sum, by name
+_combine_of: dict[str, str] = {}  # layers of this process whose rows need no sum -> how they combine
 
 
 def _factor() -> str:
@@ -215,7 +227,7 @@ def _factor() -> str:
 
 
 def _register_factor() -> None:
-    """Has vLLM hash _factor(). Raises NoExchange if it does not."""
+    """Makes vLLM include _factor() in its hashes. Raises NoExchange if it does not."""
     getters = internals.find("vllm.envs:environment_variables")
     if isinstance(getters, MutableMapping):
         getters[_FACTOR] = _factor
@@ -224,8 +236,10 @@ def _register_factor() -> None:
 
 
 def note_combine(name: str, combine: str | None) -> None:
-    """Says of a layer how its run exchanges, and with None that vLLM adds up its rows: what is compiled from now on is kept
-    apart from graphs over layers of which something else was said."""
+    """Records how a layer's run exchanges; None means that vLLM adds its rows.
+
+    Graphs compiled from now on are kept apart from graphs over layers that combine in another way.
+    """
     if combine is None:
         _combine_of.pop(name, None)
     else:
@@ -233,7 +247,7 @@ def note_combine(name: str, combine: str | None) -> None:
 
 
 class PrepareAndFinalizeOverRanks(_no_exchange):  # type: ignore[misc]
-    """What vLLM asks if the layer's own run exchanges: that its rows are those of all ranks already."""
+    """Tells vLLM that the layer's rows already include those of all ranks, if its own run exchanges."""
 
     def output_is_reduced(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Whether the release of vLLM that is here fits, found out when vLLM first asks for one of the plugin's methods."""
+"""Checks whether the installed vLLM release fits, when vLLM first requests one of the plugin's methods."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _fitting: frozenset[str] | None = None
 
 
 def fitting() -> frozenset[str]:
-    """The groups of internals.REQUIRED that fit; none without "core". Imports what the plugin uses of vLLM.
+    """Returns the groups of internals.REQUIRED that fit; empty if "core" does not. Imports those modules of vLLM.
 
-    The first call logs each format that does not fit. Under NVFP4_MOE_MODE=1 it raises RuntimeError instead.
+    The first call logs each format that does not fit. If NVFP4_MOE_MODE=1 it raises RuntimeError instead.
     """
     global _fitting
     if _fitting is None:
@@ -21,7 +21,7 @@ def fitting() -> frozenset[str]:
 
 
 def forget() -> None:
-    """The next call of fitting() compares again."""
+    """Makes the next call of fitting() compare again."""
     global _fitting
     _fitting = None
 
@@ -46,7 +46,7 @@ def _compared() -> frozenset[str]:
         if left := sorted(NvFp4MoeExperts.__abstractmethods__):
             raise TypeError(f"FusedMoEExpertsModular has abstract members that the plugin lacks: {', '.join(left)}")
     except Exception:
-        # A release that changed in a place the table does not cover: vLLM has to start all the same.
+        # The release changed in a way that the table does not cover. vLLM must still start.
         if insists:
             raise
         internals.logger().exception(

@@ -1,7 +1,7 @@
-"""A layer's router, if the library selects the experts: vLLM then hands the layer its router's logits.
+"""A layer's router, if the library selects the experts. vLLM then passes the router's logits to the layer.
 
-That is vLLM's own interface for kernels which route by themselves. On a GPU the selection is then a kernel that starts while
-the one before it ends, and the layer's first kernel starts while the selection runs.
+This uses vLLM's interface for kernels that route themselves. On a GPU the selection is a kernel that starts while the
+previous kernel ends, and the layer's first kernel starts while the selection runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .plan import LayerPlan
 
 @dataclasses.dataclass(frozen=True)
 class OwnRouter:
-    """Softmax over all experts, or over the chosen ones (renormalize)."""
+    """A softmax router over all experts, or over the selected ones (renormalize)."""
 
     num_experts: int
     top_k: int
@@ -34,14 +34,14 @@ class OwnRouter:
         )
 
     def select(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (T, num_experts) to topk_ids int32 and topk_weights float32, both (T, top_k)."""
+        """Computes topk_ids int32 and topk_weights float32, both (T, top_k), from logits (T, num_experts)."""
         logits = logits.contiguous()
         ids, weights = torch.ops.nvfp4_moe.select_experts(logits, self.top_k, "softmax", self.renormalize)
         return ids, weights
 
 
 def own_router(layer: Any, plan: LayerPlan) -> OwnRouter | None:
-    """The router of a RoutedExperts layer, or None if vLLM selects: it is no plain softmax, or was not asked for."""
+    """Returns the router of a RoutedExperts layer, or None if vLLM selects: not a plain softmax, or not requested."""
     if not plan.own_router or "router" not in internals.fitting:
         return None
     plain = (

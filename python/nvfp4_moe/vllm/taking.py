@@ -1,4 +1,4 @@
-"""Which method a layer of a quantized model gets: the plugin's, or vLLM's own with the reason why the plugin has none."""
+"""Chooses the method of a layer in a quantized model: the plugin's, or vLLM's with a logged reason."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _gpt = functools.cache(methods.gpt_oss_method)
 
 
 def method_of(format_name: str, config: Any, layer: Any, prefix: str, stock: Callable[[], Any]) -> Any:
-    """The method of a layer under a config of the plugin. stock: what the config's base answers.
+    """Returns the method of a layer under one of the plugin's configs. stock() returns the base config's method.
 
-    Raises what plan_of raises, and what vLLM raises if it has no kernel for experts that the plugin refused: with the
-    refusal in a warning before it, and as a note of the exception.
+    Raises what plan_of raises. If the plugin refused the experts and vLLM has no kernel for them either, it raises
+    vLLM's exception, with the refusal as a warning before it and as a note on it.
     """
     if isinstance(layer, _routed_experts):
         if method := _OWN[format_name](config, layer, prefix):
@@ -46,7 +46,7 @@ def method_of(format_name: str, config: Any, layer: Any, prefix: str, stock: Cal
 
 
 def _is_vision(prefix: str) -> bool:
-    """The towers that vLLM's ModelOpt config leaves unquantized by name."""
+    """Returns whether vLLM's ModelOpt config leaves a layer unquantized because of its name: vision towers."""
     return any(word in prefix for word in ("vision_tower", "vision_model", "vit_large_projector"))
 
 
@@ -59,7 +59,7 @@ def _of_modelopt_fp4(config: Any, layer: Any, prefix: str) -> Any:
 
 
 def _config_groups() -> Any:
-    """config_groups next to ModelOpt's quant_algo in the model's config.json, which vLLM's config does not keep."""
+    """Reads config_groups, next to ModelOpt's quant_algo, from the model's config.json; vLLM's config drops them."""
     model = getattr(_current_config(), "model_config", None)
     quantization = getattr(getattr(model, "hf_config", None), "quantization_config", None)
     return quantization.get("config_groups") if isinstance(quantization, Mapping) else None
@@ -83,7 +83,7 @@ def _of_modelopt_mixed(config: Any, layer: Any, prefix: str) -> Any:
 
 
 def _projections(layer: Any) -> list[str]:
-    """The checkpoint's names of gate, up and down; experts without a gate have no name for the second of them."""
+    """Returns the checkpoint's names of gate, up and down. Experts without a gate have no name for the second."""
     names = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
     return [name for name in names if name]
 
@@ -106,7 +106,7 @@ def _of_compressed_tensors(config: Any, layer: Any, prefix: str) -> Any:
 
 
 def _weights_of(config: Any, scheme: Mapping[str, Any]) -> str:
-    """NVFP4, or what else the weights of a scheme are, in a message."""
+    """Names the weight format of a scheme in a message, for example NVFP4."""
     weights = scheme.get("weights")
     if weights is None:
         return "not quantized"
@@ -133,7 +133,10 @@ def _of_deepseek_v4(config: Any, layer: Any, prefix: str) -> Any:
 
 
 def _has_nvfp4_experts(config: Any, prefix: str) -> bool:
-    """ModelOpt's exports keep the experts that they ignore in MXFP4; releases that know it can tell."""
+    """Returns whether ModelOpt's export quantized this layer.
+
+    It leaves ignored experts in MXFP4; newer vLLM can tell.
+    """
     if by_layer := getattr(config, "_is_nvfp4_expert_layer", None):
         return bool(by_layer(prefix))
     return bool(config.moe_quant_algo == "NVFP4")

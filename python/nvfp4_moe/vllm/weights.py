@@ -1,5 +1,7 @@
-"""A layer's parameters while vLLM loads them, the first time or again: what no file writes is an error, and a layer whose
-reload failed does not run."""
+"""A layer's parameters while vLLM loads or reloads them.
+
+A parameter that no file provides is an error, and a layer whose reload failed does not run.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ _MUST_COME = ("_weight_scale", "_weight_scale_2", "_weight_global_scale", "_bias
 
 
 def prepare(layer: Any) -> None:
-    """Codes of zeros, and scales and biases that a checkpoint has to bring. Those of 8 bits are zeros until the first of them
-    is loaded."""
+    """Zeros the codes and marks scales and biases as missing.
+
+    8-bit scales stay zero until the first of them is loaded.
+    """
     for name, parameter in layer.named_parameters(recurse=False):
         parameter.nvfp4_moe_must_come = name.endswith(_MUST_COME)
         if parameter.dtype in (torch.uint8, torch.float8_e4m3fn):
@@ -29,10 +33,11 @@ def prepare(layer: Any) -> None:
 
 
 def loader_of(layer: Any, loader: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM's loader of one expert's tensor, before whose first write a parameter is marked as missing.
+    """Wraps vLLM's loader of one expert's tensor: before its first write a parameter is marked as missing.
 
-    vLLM's reload makes parameters of fresh memory: without the marks an expert that the checkpoint lacks would be whatever
-    was there. A method of the layer stays one, since vLLM takes the layer out of methods that it keeps.
+    vLLM's reload makes parameters from uninitialized memory. Without the marks an expert that the checkpoint lacks
+    would have arbitrary values. A bound method stays one, because vLLM removes the layer from the methods that it
+    keeps.
     """
     function: Callable[..., Any] = loader
     if is_method := isinstance(loader, types.MethodType) and loader.__self__ is layer:
@@ -50,10 +55,10 @@ def loader_of(layer: Any, loader: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse(handle: int, why: str | None, on_gpu: bool) -> None:
-    """Runs of a layer raise RuntimeError with these words from now on, or, with None, run again.
+    """Disables a layer: its runs raise RuntimeError with the reason. None enables it again.
 
-    A CUDA graph runs no code of the plugin: if the layer is on a GPU, all graphs of the process are reset, and vLLM's next
-    replay fails.
+    A CUDA graph does not run the plugin's code. If the layer is on a GPU, all graphs of the process are reset, so that
+    vLLM's next replay fails.
     """
     if why is None:
         op.refusals.pop(handle, None)

@@ -1,4 +1,4 @@
-"""The experts of the first layer of models.py alone, gated or without a gate: by the library, in float64, and what ranks hold."""
+"""The experts of the first layer of models.py, with or without a gate: run by the library and in float64, and by rank."""
 
 import models
 import moe_reference

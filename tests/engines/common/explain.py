@@ -1,4 +1,4 @@
-"""A run whose routers are not recorded, as in a compiled model: whether ties of its routers explain what is off in it."""
+"""Decides whether ties of routers explain the differences of a run whose routers are not recorded (compiled models)."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What a served run has to be: as near to the truth of its model (truth.py) as the stock engine's run of the twin."""
+"""Checks that a served run is as near to its model's truth (truth.py) as the stock engine's run of the twin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that an engine runs in, with what it printed in a file."""
+"""A process for an engine, with its output in a file."""
 
 from __future__ import annotations
 

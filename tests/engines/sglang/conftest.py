@@ -1,4 +1,4 @@
-"""The SGLang of the environment on a CPU or a GPU, and this package's plugin beside it as an installed one would be."""
+"""The environment's SGLang on a CPU or a GPU, with this package's plugin as if it were installed."""
 
 import contextlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""What the tests of whole engines ask of their device."""
+"""Requirements of the tests of whole engines on their device."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A plugin of SGLang that the tests install beside ours: what routers said, a line of JSON a call, in the file NVFP4_RECORD names."""
+"""An SGLang plugin for tests: records the routers' results, one JSON line per call, in the file NVFP4_RECORD."""
 
 import json
 import os

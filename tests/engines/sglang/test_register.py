@@ -1,4 +1,4 @@
-"""The plugin in fresh processes: what NVFP4_MOE_MODE switches, and an SGLang that lacks what is relied on."""
+"""The plugin in new processes: the effect of NVFP4_MOE_MODE, and an SGLang that lacks required members."""
 
 import subprocess
 import sys

@@ -136,7 +136,7 @@ def methods(vllm_config):
 
 @pytest.fixture
 def log(monkeypatch):
-    """What the plugin writes."""
+    """Returns the plugin's log."""
     from layers import Log
     from nvfp4_moe.vllm import internals
 

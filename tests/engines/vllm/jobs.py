@@ -1,4 +1,4 @@
-"""Jobs of serve.py, and what of their results every model's tests ask."""
+"""Jobs of serve.py, and checks of their results that every model's tests share."""
 
 from __future__ import annotations
 

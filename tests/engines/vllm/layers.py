@@ -1,4 +1,4 @@
-"""What a quantization method is made of and for: vLLM's description of a layer, and what a method reads of RoutedExperts."""
+"""Inputs of a quantization method: vLLM's description of a layer, and the attributes of RoutedExperts that a method reads."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def moe_config(local: int = EXPERTS, top_k: int = TOP_K, *, tp=(1, 0), **options
 
 
 class Layer(torch.nn.Module):
-    """What a method reads of RoutedExperts."""
+    """The attributes of RoutedExperts that a method reads."""
 
     def __init__(self, moe, expert_map=None, on_input: bool = False) -> None:
         super().__init__()

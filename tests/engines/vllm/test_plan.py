@@ -1,4 +1,4 @@
-"""Which layers the plugin takes, and what it says of others, without an engine."""
+"""The layers that the plugin takes, and its messages about others, without an engine."""
 
 from __future__ import annotations
 

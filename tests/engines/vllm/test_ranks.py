@@ -28,7 +28,7 @@ SENTENCE = "nvfp4-moe leaves the sums over ranks of layers such as model.layers.
 
 
 def two_processes(kind: str, root: Path) -> list[dict]:
-    """What ranks.py wrote on each rank."""
+    """Returns ranks.py's result of each rank."""
     environment = clean_environment(
         VLLM_BATCH_INVARIANT="1",  # without which bf16 rows on CPUs depend on how many an expert has
         VLLM_HOST_IP="127.0.0.1",

@@ -79,7 +79,7 @@ void copy(void* to, const void* from, size_t bytes) {
     std::memcpy(to, from, bytes);
 }
 
-// What a thread has asked for between ncclGroupStart and ncclGroupEnd.
+// A thread's calls between ncclGroupStart and ncclGroupEnd.
 struct Communicator;
 struct Group {
   int depth = 0;

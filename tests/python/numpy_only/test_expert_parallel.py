@@ -1,4 +1,4 @@
-"""A layer over several ranks, each a thread: what MoeLayer's exchange, combine, capacity and placement do."""
+"""A layer over several ranks, each a thread: MoeLayer's exchange, combine, capacity and placement."""
 
 from __future__ import annotations
 

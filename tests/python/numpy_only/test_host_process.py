@@ -1,4 +1,4 @@
-"""The module inside a process that forks, interrupts, ends in the middle of calls, and shares what must not be shared."""
+"""The module in a process that forks, is interrupted, ends during calls, and shares what must not be shared."""
 
 from __future__ import annotations
 

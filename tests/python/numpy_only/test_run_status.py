@@ -1,4 +1,4 @@
-"""What layer.status() counts of the last run."""
+"""The counts of layer.status() for the last run."""
 
 import numpy as np
 import pytest

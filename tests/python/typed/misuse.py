@@ -1,4 +1,4 @@
-"""Mistakes that mypy --strict has to see (test_wheel.py): each marked line is an error, and no other is."""
+"""Mistakes that mypy --strict must find (test_wheel.py): exactly the marked lines are errors."""
 
 from __future__ import annotations
 

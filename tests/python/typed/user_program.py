@@ -1,4 +1,4 @@
-"""A user's program under mypy --strict (test_wheel.py): what the package exports has types that strict code can use."""
+"""A user's program for mypy --strict (test_wheel.py): the package's exports have types that strict code can use."""
 
 from __future__ import annotations
 

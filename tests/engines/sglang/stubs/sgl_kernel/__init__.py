@@ -1,4 +1,4 @@
-"""A stand-in: any name can be imported; what is called raises."""
+"""A stub: any name can be imported; calling it raises."""
 
 
 def __getattr__(name):

@@ -1,4 +1,4 @@
-"""Stand-ins of the linear attentions of CPUs, which modules of hybrid models name as they are imported."""
+"""Stubs of CPU linear attention, which modules of hybrid models import."""
 
 import torch
 

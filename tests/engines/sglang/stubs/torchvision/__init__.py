@@ -1,4 +1,4 @@
-"""A stand-in: any name can be imported as an empty class, from torchvision and from its modules."""
+"""A stub: any name can be imported as an empty class, from torchvision and from its modules."""
 
 import sys
 import types

@@ -228,6 +228,86 @@ def test_a_list_of_names_has_to_have_every_gpu_backend(tree, monkeypatch):
     assert check_docs.tests_in([text])[1] == set()
 
 
+# ---- links and examples of the docs
+
+STUB = """
+class Layer:
+    def run(self, hidden: object, out: object = None) -> object: ...
+    @property
+    def device(self) -> str: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("blocks", "wrong"),
+    [
+        (["import nvfp4_moe as n\nn.quantize(x, mode='static')"], []),
+        (["layer = nvfp4_moe.MoeLayer.from_bf16(c, up=u, down=d)\nlayer.run(x, out=y)\nlayer.device.upper()"], []),
+        (["nvfp4_moe.quantise(x)"], ["no nvfp4_moe.quantise"]),
+        (["from nvfp4_moe import MoeLayer as L\nL.from_fp64(x)"], ["no L.from_fp64"]),
+        (["from nvfp4_moe.transformers import enable, enabel"], ["no nvfp4_moe.transformers.enabel"]),
+        (["import nvfp4_moe.engine"], ["no module nvfp4_moe.engine"]),
+        (["nvfp4_moe.MoeConfig(experts=8, top_k=2)"], ["nvfp4_moe.MoeConfig has no argument experts"]),
+        (["f(nvfp4_moe.quantize(x, modes=1))"], ["nvfp4_moe.quantize has no argument modes"]),
+        # The blocks of a page share their names.
+        (["l = nvfp4_moe.MoeLayer.from_bf16(c, up=u, down=d)", "if x:\n    print(l.rum(x))"], ["no l.rum"]),
+        (["layer.run(x)\nf(", "ok()"], ["Python block: '(' was never closed: f("]),
+    ],
+)
+def test_python_blocks(tmp_path, blocks, wrong):
+    (tmp_path / "_core.pyi").write_text(STUB)
+    assert list(check_docs.wrong_python(blocks, check_docs.Api(tmp_path / "_core.pyi"))) == wrong
+    assert list(check_docs.wrong_python(blocks)) == [problem for problem in wrong if problem.startswith("Python block")]
+
+
+HELP = """Float checkpoint to NVFP4
+Usage: nvfp4-moe quantize [OPTIONS] IN
+
+Options:
+  -h,--help                   Print this help
+  --search TEXT=max           max or mse
+  --a-long-one INT:INT in [0 - 4096]
+                              Not --this
+
+Exit codes: 0 ok
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "wrong"),
+    [
+        ("```sh\nbuild/cpu/cli/nvfp4-moe quantize IN --a-long-one 3 \\\n  --search=max | tee log --bogus\n```", []),
+        ("`nvfp4-moe VERB --bogus`, `nvfp4-moe quantize [--search X]`, `./dev bench [ARGS]`, `./dev VERB`", []),
+        ("```json\nnvfp4-moe quantise IN\n```\nnvfp4-moe quantise, in words; `nvfp4-moe: error: no`", []),
+        ("```\n$ nvfp4-moe quantise IN\n```", ["no verb nvfp4-moe quantise"]),
+        ("```bash\nnvfp4-moe quantize IN \\\n  --serch max\n```", ["nvfp4-moe quantize has no option --serch"]),
+        ("By `nvfp4-moe quantize\n--this` or so", ["nvfp4-moe quantize has no option --this"]),
+        ("```sh\n./dev benhc\n```", ["no verb ./dev benhc"]),
+    ],
+)
+def test_commands(page, wrong):
+    tool = {"quantize": check_docs.options_of(HELP)}
+    assert tool["quantize"] == {"-h", "--help", "--search", "--a-long-one"}
+    assert list(check_docs.wrong_commands(page, ["bench"], tool)) == wrong
+    assert list(check_docs.wrong_commands(page, ["bench"])) == [problem for problem in wrong if "./dev" in problem]
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("[a](b.md), [a](b.md#2-one-a_b-and-more), [a](#here), [a](https://example.org#x)\n\n# Here", []),
+        ("```\n[a](c.md)\n```", []),
+        ("[a](c.md#two)", ["link to c.md, which does not exist"]),
+        ("[a](b.md#two)", ["link to b.md#two, which has no such heading"]),
+        ("[a](#there)\n\n# Here\n```\n# There\n```", ["link to #there, which has no such heading"]),
+    ],
+)
+def test_links(tmp_path, text, wrong):
+    (tmp_path / "a.md").write_text(text)
+    (tmp_path / "b.md").write_text("# B\n\n## 2. One: `a_b`, [and](a.md) more\n")
+    assert list(check_docs.broken_links(tmp_path / "a.md")) == wrong
+
+
 # ---- a function of the C interface that could throw
 
 ONE = "  return api::guarded([&] { return work(a, b); });\n"

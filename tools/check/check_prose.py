@@ -45,20 +45,17 @@ COLUMNS = {".md": 120, ".py": 120}  # other files: 100
 # now). They may only fall.
 # fmt: off
 CEILINGS = {
-    "src": {"behind": 27, "alone": 30, "says": 39, "beside": 20, "is none": 21, "whatever": 41, "by turns": 6,
-        "What or Of": 64, "long line": 2},
-    "python": {"where": 44, "behind": 7, "alone": 19, "says": 36, "beside": 8, "is none": 20, "whatever": 13,
-        "alike": 2, "What or Of": 34, "long line": 184},
-    "cli": {"where": 18, "alone": 3, "says": 17, "beside": 6, "is none": 7, "whatever": 5, "alike": 5,
-        "What or Of": 11},
-    "tests": {"where": 169, "behind": 44, "alone": 55, "says": 91, "beside": 56, "so many": 12, "is none": 11,
-        "whatever": 50, "alike": 9, "anew": 11, "by turns": 1, "What or Of": 173, "long line": 307},
-    "bench": {"where": 70, "behind": 6, "alone": 20, "says": 7, "beside": 25, "so many": 3, "whatever": 8, "alike": 3,
-        "by turns": 1, "What or Of": 18, "long paragraph": 21, "long line": 331},
-    "tools": {"where": 20, "alone": 3, "says": 4, "beside": 4, "anew": 1, "What or Of": 9, "long line": 52},
-    "ptxemu": {"where": 60, "behind": 8, "alone": 15, "says": 22, "beside": 4, "so many": 4, "whatever": 16, "anew": 1,
-        "What or Of": 57, "long paragraph": 3, "long line": 135},
-    "docs": {"says": 63, "beside": 8, "whatever": 44, "long paragraph": 7, "long line": 892},
+    "src": {"What or Of": 1, "long line": 1},
+    "python": {"is none": 20, "long line": 22},
+    "cli": {"is none": 3},
+    "tests": {"where": 153, "behind": 42, "alone": 52, "says": 77, "beside": 52, "so many": 12, "is none": 11,
+        "whatever": 47, "alike": 9, "anew": 10, "by turns": 1, "What or Of": 112, "long line": 303},
+    "bench": {"where": 60, "behind": 5, "alone": 11, "says": 3, "beside": 10, "whatever": 5, "long paragraph": 21,
+        "long line": 289},
+    "tools": {"long line": 19},
+    "ptxemu": {"where": 24, "behind": 3, "alone": 6, "says": 8, "beside": 2, "whatever": 3, "long paragraph": 3,
+        "long line": 130},
+    "docs": {"says": 32, "beside": 8, "whatever": 13, "long paragraph": 2, "long line": 242},
 }
 # fmt: on
 

@@ -45,7 +45,7 @@ struct LayerOptions {
   Executor* executor = nullptr;
 };
 
-// What `explain` reports for one backend: why it was or was not chosen.
+// One backend in the report of `explain`: why it was or was not chosen.
 struct BackendReport {
   std::string backend;
   bool chosen = false;

@@ -25,8 +25,9 @@ def pins(text: str) -> dict[str, str]:
 def test_the_lock_holds_what_is_asked_for(lock: str) -> None:
     asked = pins((PYTHON / lock).with_suffix(".txt").read_text())
     locked = pins((PYTHON / lock).read_text())
-    assert len(asked) > 10
-    assert asked.pop("torch") and "torch" not in locked
+    if lock != "requirements-docs.lock":  # the site needs no torch
+        assert len(asked) > 10 and asked.pop("torch")
+    assert asked and "torch" not in locked
     assert {name: locked.get(name) for name in asked} == asked
 
 

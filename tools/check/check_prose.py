@@ -45,7 +45,7 @@ COLUMNS = {".md": 120, ".py": 120}  # other files: 100
 # now). They may only fall.
 # fmt: off
 CEILINGS = {
-    "src": {"What or Of": 1, "long line": 1},
+    "src": {"long line": 1},
     "python": {"is none": 20, "long line": 22},
     "cli": {"is none": 3},
     "tests": {"where": 153, "behind": 42, "alone": 52, "says": 77, "beside": 52, "so many": 12, "is none": 11,

@@ -76,7 +76,7 @@ std::string contents(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// The emulator's own folder: PTXEMU_SOURCE, else where this library was compiled.
+// The emulator's source folder: PTXEMU_SOURCE, or the folder that this library was compiled from.
 std::filesystem::path source_folder() {
   const char* asked = std::getenv("PTXEMU_SOURCE");
   return asked ? asked : PTXEMU_SOURCE_DIR;

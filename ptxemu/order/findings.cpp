@@ -1,4 +1,4 @@
-// Reports on two unordered accesses: what and where both are, and what would order them.
+// Reports on two unordered accesses: both accesses, their places, and what would order them.
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>

@@ -91,7 +91,7 @@ class KernelEmitter:
                 self.tables[text[0]] = text[1]
 
     def find_accumulators(self, items):
-        """Registers that wgmma writes, and those they are copied to: they may be copied while the result is in flight."""
+        """Registers that wgmma writes, and those they are copied to: a copy may run while the result is in flight."""
         copies = []
         for kind, text, _ in items:
             if kind != "statement":

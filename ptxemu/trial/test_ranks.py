@@ -186,7 +186,7 @@ def test_the_host_talks_with_a_kernel(emulator):
 
 
 def test_a_thread_asks_and_stops_its_own_kernel(emulator):
-    """As one that watches over a time limit does: queries say that it is not ready."""
+    """Does what a thread with a time limit does: it queries an event, which is not ready, and then stops the kernel."""
     words, pointer = mapped(emulator, 3)
     kernel, other = emulator.kernel(ptx(TALK, "ha"), "test"), emulator.put(np.zeros(1, np.uint32))
     cuda, event = emulator.cuda, ctypes.c_void_p()

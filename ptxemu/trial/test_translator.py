@@ -55,7 +55,8 @@ def test_a_kernel_and_what_a_launch_must_know():
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r1,%r2,%r3,%r4}, %rd1, %rd2, 1, 1, 1, 0, 0;",
         "bfind.shiftmount.u32 %r1, %r2;",
         "add.ftz.rn.f32 %r1, %r2, %r3;",  # modifiers in another order
-        "mma.sync.aligned.m16n8k16.row.row.f32.bf16.bf16.f32 {%r1,%r1,%r1,%r1},{%r1,%r1,%r1,%r1},{%r1,%r1},{%r1,%r1,%r1,%r1};",
+        "mma.sync.aligned.m16n8k16.row.row.f32.bf16.bf16.f32 "
+        "{%r1,%r1,%r1,%r1},{%r1,%r1,%r1,%r1},{%r1,%r1},{%r1,%r1,%r1,%r1};",
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1,%r2,%r3,%r4}, %rd1, %rd2, 1, -1, 1, 0, 0;",
         "cvt.rn.satfinite.e2m1x4.f32 %r1, %r2, %r3;",
         "ld.global.v3.u32 {%r1,%r2,%r3}, [%rd1];",

@@ -129,7 +129,7 @@ def effects(*rows):
 
 
 def results(rows, put):
-    """Declares forms whose result, after the template's last "; ", is assigned by put(kernel, match, operand 0, result)."""
+    """Declares forms whose result (after the template's last "; ") put(kernel, match, operand 0, result) assigns."""
     for word, pattern, template in rows:
         fill = filled(template)
 

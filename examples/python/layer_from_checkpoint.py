@@ -139,7 +139,7 @@ def run_floats(config, original: FloatWeights, local: range, hidden, topk_ids, t
 
 
 def metrics(actual: np.ndarray, expected: np.ndarray) -> dict[str, float]:
-    """Errors of actual (T, H), in float64. A token's is relative to its norm, or to a tenth of the mean norm if larger."""
+    """Errors of actual (T, H) in float64. A token's is relative to its norm or, if larger, a tenth of the mean norm."""
     a, e = actual.astype(np.float64), expected.astype(np.float64)
     error, norms = np.linalg.norm(a - e, axis=1), np.linalg.norm(e, axis=1)
     return {

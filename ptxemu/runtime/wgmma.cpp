@@ -217,7 +217,7 @@ InFlightRegisters* new_record(Thread* T, int count, uint32_t* const* d) {
   return T->in_flight_records.back().get();
 }
 
-// Writes what the product and its chain have given into all registers that wait for it.
+// Writes the result of the product and its chain to all registers that wait for it.
 void retire(Thread* T, uint64_t before_group) {
   auto& records = T->in_flight_records;
   for (auto& record : records) {

@@ -84,7 +84,7 @@ def directed(of, mode):
             return None  # not judged
         exact = of(*map(fractions.Fraction, values))
         if exact == 0:
-            return None  # its sign is the mode's affair
+            return None  # its sign depends on the mode
         return rounded(exact, mode)
 
     return expected

@@ -175,7 +175,7 @@ again:
 
 
 def test_tensor_map_replaced_on_the_device(emulator):
-    """The map lies in global memory; the kernel gives it another tensor's address and fewer rows."""
+    """The map is in global memory; the kernel gives it another tensor's address and fewer rows."""
     box, at = (32, 16), (8, 5)
     replace = """
 	setp.ne.u32 %p5, %r1, 0;

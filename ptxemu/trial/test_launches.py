@@ -87,7 +87,7 @@ done:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_cancelled_ctas_are_run_by_others(emulator, order):
-    """Each cta works for itself and for those that it cancels: every one is worked for once."""
+    """Each cta does its own work and that of the ctas it cancels: all work is done once."""
     shared = ".shared .align 16 .b8 answer[16];\n.shared .align 8 .b8 barrier[8];"
     out = emulator.put(np.zeros(7, np.uint32))
     with emulator.order(order):
@@ -125,7 +125,7 @@ def test_launches_that_no_device_takes(emulator, options):
 
 
 def test_a_failed_launch_fails_what_follows(emulator):
-    """Until the device is reset, as on a device."""
+    """Every later launch fails until the device is reset, as on a GPU."""
     bad = emulator.kernel(ptx("\n\ttrap;"), "test")
     good = emulator.kernel(ptx("\n\tmov.u32 %r1, 0;"), "test")
     emulator.enqueue(bad, [])

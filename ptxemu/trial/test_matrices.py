@@ -93,8 +93,10 @@ def test_mma_block_scaled(emulator):
     c = integers((16, 8), -100, 100)
     lanes = np.arange(32)
     g, q = lanes // 4, lanes % 4
-    take = lambda codes, rows, first: nibbles(  # noqa: E731
-        np.stack([codes[r, f : f + 8] for r, f in zip(rows, first, strict=True)])
+    take = (
+        lambda codes, rows, first: nibbles(  # noqa: E731
+            np.stack([codes[r, f : f + 8] for r, f in zip(rows, first, strict=True)])
+        )
     )
     a_fragments = np.stack([take(a_codes, g + 8 * (i % 2), 8 * q + 32 * (i // 2)) for i in range(4)], 1)
     b_fragments = np.stack([take(b_codes, g, 8 * q + 32 * i) for i in range(2)], 1)
@@ -221,7 +223,7 @@ def test_wgmma_of_fp8(emulator, types, a_registers, order):
 
 
 def test_wgmma_is_poison_before_its_wait(emulator):
-    """A register that is read before the wait holds what no program should use."""
+    """A register that is read before the wait holds poison."""
     body = WGMMA.replace(
         "mov.b32 %r10, %f2; // no accumulator's copy: an instruction that reads",
         "add.f32 %f10, %f2, 0f00000000; mov.b32 %r10, %f10;",

@@ -106,7 +106,7 @@ WGMMA = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1,%r2,%r3,%r4}, 
 
 
 def test_registers_that_wgmma_takes_without_a_fence():
-    """A copy is as old as what it is made of, and what comes from elsewhere is not followed."""
+    """A copy is as old as its source, and values from other blocks are not tracked."""
     written = "wgmma.fence.sync.aligned;\n\tadd.u32 %r5, %r5, 1;\n\tmov.u32 %r3, %r5;\n\t"
     assert f"on_unfenced(T,{BODY_LINE + 1})" in translated(written + WGMMA)
     assert "on_unfenced" not in translated(written + "wgmma.fence.sync.aligned; " + WGMMA)

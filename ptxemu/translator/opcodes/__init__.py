@@ -109,7 +109,7 @@ class Group:
 def filled(template, unused=0):
     """(kernel, match, operands) -> the template's C++; None for another number of operands than it names.
 
-    unused: operands that the emulator does not look at."""
+    unused: operands that the emulator ignores."""
     numbers = [int(name) for _, name, _, _ in string.Formatter().parse(template) if name and name.isdigit()]
 
     def fill(kernel, match, operands, results):

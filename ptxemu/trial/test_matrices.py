@@ -93,11 +93,9 @@ def test_mma_block_scaled(emulator):
     c = integers((16, 8), -100, 100)
     lanes = np.arange(32)
     g, q = lanes // 4, lanes % 4
-    take = (
-        lambda codes, rows, first: nibbles(  # noqa: E731
-            np.stack([codes[r, f : f + 8] for r, f in zip(rows, first, strict=True)])
-        )
-    )
+    take = lambda codes, rows, first: nibbles(  # noqa: E731
+        np.stack([codes[r, f : f + 8] for r, f in zip(rows, first, strict=True)])
+    )  # fmt: skip
     a_fragments = np.stack([take(a_codes, g + 8 * (i % 2), 8 * q + 32 * (i // 2)) for i in range(4)], 1)
     b_fragments = np.stack([take(b_codes, g, 8 * q + 32 * i) for i in range(2)], 1)
     for a_thread, b_thread in ((0, 0), (1, 3)):

@@ -82,7 +82,7 @@ DEPENDENT = [
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("second, third, lines", DEPENDENT)
 def test_dependent_launches(emulator, second, third, lines, order):
-    """A launch that begins early is ordered after what its predecessor had waited for when it triggered, and no more."""
+    """A launch that begins early is ordered only after what its predecessor had waited for when it triggered."""
     texts = [ptx(START + body, "ao", shared=SHARED) for body in (FIRST, SECOND.replace(*second), THIRD.replace(*third))]
     cells, out = emulator.put(np.zeros(64, np.uint32)), emulator.put(np.zeros(64, np.uint32))
     kernels = [emulator.kernel(text, "test") for text in texts]

@@ -83,7 +83,7 @@ def scale_atom(codes):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_block_scaled_product(emulator, order):
-    """mxf4nvf4 of 128 by 16 by 64, scales by tcgen05.cp. The second product does not accumulate, so D is one product."""
+    """mxf4nvf4 of 128 by 16 by 64, scales by tcgen05.cp. The second product does not accumulate: D is one product."""
     scales = np.array([0.5, 1, 2, 4], np.float32).astype(ml_dtypes.float8_e4m3fn)
     a, b = GENERATOR.integers(0, 16, (128, 64)).astype(np.uint8), GENERATOR.integers(0, 16, (16, 64)).astype(np.uint8)
     pick_a, pick_b = GENERATOR.integers(0, 4, (128, 4)), GENERATOR.integers(0, 4, (128, 4))

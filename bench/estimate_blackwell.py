@@ -31,18 +31,22 @@ READ_SHARE = 4.3 / 4.8  # share of the data-sheet bandwidth that is reached; an 
 # to it.
 CHIPS = {
     "B200": {
-        "backend": "sm100", "multiprocessors": 148, "clock_ghz": 1.86, "memory_tb_s": 8.0, "fp4_pflop_s": 9.0, "macs": 16384,
-        "from": "9 PFLOP/s dense FP4 and 8 TB/s: NVIDIA's data sheet (HGX B200); 148 multiprocessors, 1.86 GHz under tensor "
-        "load: third-party tables",
+        "backend": "sm100", "multiprocessors": 148, "clock_ghz": 1.86,
+        "memory_tb_s": 8.0, "fp4_pflop_s": 9.0, "macs": 16384,
+        "from": "9 PFLOP/s dense FP4 and 8 TB/s: NVIDIA's data sheet (HGX B200); 148 multiprocessors, 1.86 GHz under "
+        "tensor load: third-party tables",
     },
     "RTX 5090": {
-        "backend": "sm120", "multiprocessors": 170, "clock_ghz": 2.407, "memory_tb_s": 1.792, "fp4_pflop_s": 1.676, "macs": 2048,
-        "from": "NVIDIA's data sheet: 3352 TOPS of sparse FP4, half of it dense, 1792 GB/s, 170 multiprocessors, 2.407 GHz",
+        "backend": "sm120", "multiprocessors": 170, "clock_ghz": 2.407,
+        "memory_tb_s": 1.792, "fp4_pflop_s": 1.676, "macs": 2048,
+        "from": "NVIDIA's data sheet: 3352 TOPS of sparse FP4, half of it dense, 1792 GB/s, 170 multiprocessors, "
+        "2.407 GHz",
     },
     "RTX PRO 6000": {
-        "backend": "sm120", "multiprocessors": 188, "clock_ghz": 2.6, "memory_tb_s": 1.792, "fp4_pflop_s": 2.0, "macs": 2048,
-        "from": "NVIDIA's data sheet: 4000 TOPS of sparse FP4, half of it dense, 1792 GB/s, 188 multiprocessors; 2.6 GHz is "
-        "what 125 TFLOP/s of fp32 come to",
+        "backend": "sm120", "multiprocessors": 188, "clock_ghz": 2.6,
+        "memory_tb_s": 1.792, "fp4_pflop_s": 2.0, "macs": 2048,
+        "from": "NVIDIA's data sheet: 4000 TOPS of sparse FP4, half of it dense, 1792 GB/s, 188 multiprocessors; "
+        "2.6 GHz is what 125 TFLOP/s of fp32 come to",
     },
 }  # fmt: skip
 PRODUCTS = {"sm120": "OMMA", "sm100": "UTCOMMA"}
@@ -62,9 +66,12 @@ ANCHORS = [
      [(8, 142), (512, 231), (8192, 1070)], f"{MEGA}; a GB200 is a tenth faster than a B200"),
 ]  # fmt: skip
 NOT_COMPARABLE = [
-    ("LightMoE, V4-Flash layer, local shard, B200", "1: 20.5 us; 128: 48.9; 8192: 679.5", "how many experts a shard has is not said"),
-    ("TRTLLM-gen NVFP4, DeepSeek shape, B200 shard (flashinfer #5301)", "1: 25.7 us; 64: 140; 1024: 294; 8192: 386", "another shape and shard"),
-    ("CUTLASS 79d NVFP4 grouped, RTX PRO 6000 (cutlass #3346)", "303 / 253 TFLOPS", "a grouped GEMM whose groups are not said"),
+    ("LightMoE, V4-Flash layer, local shard, B200", "1: 20.5 us; 128: 48.9; 8192: 679.5",
+     "how many experts a shard has is not said"),
+    ("TRTLLM-gen NVFP4, DeepSeek shape, B200 shard (flashinfer #5301)", "1: 25.7 us; 64: 140; 1024: 294; 8192: 386",
+     "another shape and shard"),
+    ("CUTLASS 79d NVFP4 grouped, RTX PRO 6000 (cutlass #3346)", "303 / 253 TFLOPS",
+     "a grouped GEMM whose groups are not said"),
     ("Qwen3-30B-A3B NVFP4 decode, RTX 5090 (imp #469)", "307.5 tok/s", "a whole model"),
 ]  # fmt: skip
 
@@ -151,7 +158,7 @@ def of_the_h200(record):
 
 
 def other_bytes(cell, sizes):
-    """Returns the bytes of the steps other than the GEMMs: hidden, intermediate and their codes, rows, and the output."""
+    """Returns the bytes of all steps but the GEMMs: hidden, intermediate and their codes, rows, and the output."""
     h, n, tokens, rows = sizes["hidden"], sizes["intermediate"], cell["local_tokens"], cell["rows"]
     return tokens * h * (2 + BYTES_A_VALUE + 2) + rows * n * (4 + BYTES_A_VALUE) + rows * h * 4
 
@@ -209,7 +216,8 @@ def anchors(cells):
             if cell:
                 yield {
                     "published": what, "tokens_per_rank": tokens, "published_us": us, "chip": chip, "shape": shape,
-                    "tokens": tokens * ranks, "gemms_us": cell["gemms_us"], "floor_us": cell["floor_us"], "differs": differs,
+                    "tokens": tokens * ranks, "gemms_us": cell["gemms_us"], "floor_us": cell["floor_us"],
+                    "differs": differs,
                 }  # fmt: skip
 
 
@@ -252,7 +260,10 @@ def tables(result):
     for what, figures, why in NOT_COMPARABLE:
         yield line([what, figures, why])
     ratios = [one["estimate_us"] / one["measured_us"] for one in result["trial_on_h200"]]
-    yield f"\nThe same arithmetic on an H200, {len(ratios)} cells up to 64 tokens: {min(ratios):.2f} to {max(ratios):.2f} of what was measured."
+    yield (
+        f"\nThe same arithmetic on an H200, {len(ratios)} cells up to 64 tokens: "
+        f"{min(ratios):.2f} to {max(ratios):.2f} of what was measured."
+    )
 
 
 def main():
@@ -277,7 +288,8 @@ def main():
             "schema": 1,
             "what": "an estimate of layers on Blackwell, W4A4: no figure here was measured on such a chip",
             "commit": options.commit,
-            "command": "bench_blackwell_plans >plans.json; bench/estimate_blackwell.py --plans plans.json --objects build/cpu/src --out FILE",
+            "command": "bench_blackwell_plans >plans.json; "
+            "bench/estimate_blackwell.py --plans plans.json --objects build/cpu/src --out FILE",
             "chips": CHIPS,
             "machine_code": code,
             **estimate(plans, code, json.loads(RECORD.read_text())),

@@ -16,10 +16,10 @@ KIB, MIB = 1 << 10, 1 << 20
 # (bytes of a rank's buffer, microseconds): 4 H200s of one host, NVLink, NCCL 2.28.9 without multicast, in a CUDA graph.
 MEASURED_RANKS = 4
 MEASURED = {
-    "all_reduce": [(14 * KIB, 13.4), (56 * KIB, 15.0), (224 * KIB, 13.4), (896 * KIB, 18.9), (3.5 * MIB, 39), (14 * MIB, 87),
-                   (56 * MIB, 285), (224 * MIB, 1038)],
-    "all_to_all": [(14 * KIB, 12.5), (56 * KIB, 10.2), (224 * KIB, 11.2), (896 * KIB, 15.3), (3.5 * MIB, 22.5), (14 * MIB, 58),
-                   (56 * MIB, 167), (224 * MIB, 571)],
+    "all_reduce": [(14 * KIB, 13.4), (56 * KIB, 15.0), (224 * KIB, 13.4), (896 * KIB, 18.9), (3.5 * MIB, 39),
+                   (14 * MIB, 87), (56 * MIB, 285), (224 * MIB, 1038)],
+    "all_to_all": [(14 * KIB, 12.5), (56 * KIB, 10.2), (224 * KIB, 11.2), (896 * KIB, 15.3), (3.5 * MIB, 22.5),
+                   (14 * MIB, 58), (56 * MIB, 167), (224 * MIB, 571)],
 }  # fmt: skip
 
 # Later measurements on two GPUs of one host, to check the model: H100s, torch.distributed in a CUDA graph.
@@ -156,13 +156,15 @@ def tables(model=MODEL):
     for kind, tokens, estimated, us in sorted(two_gpus()):
         off = 100 * (estimated / us - 1)
         lines.append(f"| {kind} | {tokens} | {us_text(estimated)} | {us_text(us)} | {off:+.0f} % |")
-    lines += ["", "| ranks | tokens a rank | all_reduce, us | dispatch | rows back | all_to_all, us | faster | buffers, GiB |",
+    lines += ["", "| ranks | tokens a rank | all_reduce, us | dispatch | rows back | all_to_all, us | faster "
+              "| buffers, GiB |",
               "|---:|---:|---:|---:|---:|---:|---|---:|"]  # fmt: skip
     for one in cells(model):
         lines.append(
             f"| {one['ranks']} | {one['tokens']} | {us_text(one['all_reduce_us'])} | {us_text(one['dispatch_us'])} "
-            f"(bf16 {us_text(one['dispatch_bf16_us'])}) | {us_text(one['return_us'])} | {us_text(one['all_to_all_us'])} "
-            f"| {one['faster']} | {one['buffers_gib']:.2f}{' !' if one['buffers_gib'] > MEMORY_GIB else ''} |"
+            f"(bf16 {us_text(one['dispatch_bf16_us'])}) | {us_text(one['return_us'])} "
+            f"| {us_text(one['all_to_all_us'])} | {one['faster']} "
+            f"| {one['buffers_gib']:.2f}{' !' if one['buffers_gib'] > MEMORY_GIB else ''} |"
         )
     lines += ["", "| ranks | experts a rank | most over the mean, one slot each |", "|---:|---:|---:|"]
     for ranks in RANKS:

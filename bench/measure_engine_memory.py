@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the GPU memory of an engine's stack of layers besides weights: captured sizes, streams, and what is freed.
+"""Measures the GPU memory of an engine's layers without weights: captured sizes, streams, and freed bytes.
 
     PYTHONPATH=build/release/python python bench/measure_engine_memory.py OUT.json
 

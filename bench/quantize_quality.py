@@ -63,7 +63,7 @@ def make_expert(distribution: str, hidden: int, intermediate: int, seed: int) ->
 
 
 def make_activations(tokens: int, hidden: int, seed: int) -> torch.Tensor:
-    """Draws (tokens, hidden): gains exp(N(0, 0.5)), 1 of 128 channels 10 times as large; half the power in 32 factors."""
+    """Draws (tokens, hidden): gains exp(N(0, 0.5)), 1 of 128 channels 10 times larger, half the power in 32 factors."""
     generator = torch.Generator().manual_seed(seed)
     gains = torch.exp(0.5 * torch.randn(hidden, generator=generator))
     gains[torch.randperm(hidden, generator=generator)[: hidden // 128]] *= 10
@@ -231,7 +231,9 @@ def main() -> None:
             found = measure(make(), expert, inputs, judged, arguments.repeats)
             table.append({"weights": distribution, "method": name, **found})
             print(f"{distribution:10} {name:62} {found}", flush=True)
-    git = lambda *words: subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True).stdout.strip()  # noqa: E731
+    git = lambda *words: subprocess.run(  # noqa: E731
+        ["git", "-C", ROOT, *words], capture_output=True, text=True
+    ).stdout.strip()
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     packages = ("torch", "llmcompressor", "compressed-tensors", "nvidia-modelopt")
     result = {

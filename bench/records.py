@@ -18,7 +18,7 @@ LINE = 120
 
 
 def _holds_rows(value: Any) -> bool:
-    """Returns whether it needs several lines: a list of lists or objects, or an object that has one or has only objects."""
+    """Returns whether it needs several lines: a list of lists or objects, or an object that has one or only objects."""
     if isinstance(value, list):
         return any(isinstance(item, list | dict) and item for item in value)
     if isinstance(value, dict):

@@ -32,7 +32,7 @@ def series(record: Record) -> dict[str, list[str]]:
 
 
 def relative_times(record: Record, names: list[str]) -> list[float]:
-    """Returns, for each headline token count, the geometric mean over all layers of (fastest of names) / (our W4A16)."""
+    """Returns (fastest of names) / (our W4A16) of each headline token count, a geometric mean over all layers."""
     means = []
     for tokens in HEADLINE_TOKENS:
         ratios = [
@@ -50,7 +50,10 @@ def style() -> str:
         return f"text{{fill:{TEXT[which]}}}.grid{{stroke:{GRID[which]}}}.paper{{fill:{PAPER[which]}}}{bars}"
 
     font = 'text{font:12px -apple-system,"Segoe UI",Helvetica,Arial,sans-serif}.strong{font-weight:600}'
-    return f"<style>{font}.m{{text-anchor:middle}}.n{{font-size:11px}}{rules(0)}@media(prefers-color-scheme:dark){{{rules(1)}}}</style>"
+    return (
+        f"<style>{font}.m{{text-anchor:middle}}.n{{font-size:11px}}{rules(0)}"
+        f"@media(prefers-color-scheme:dark){{{rules(1)}}}</style>"
+    )
 
 
 def panel(record: Record, top: int, highest: float) -> list[str]:
@@ -81,7 +84,10 @@ def plot(records: list[Record]) -> str:
     highest = max(max(relative_times(record, names)) for record in records for names in series(record).values()) * 1.08
     layers = len(records[0].shapes)
     height = TOP + PANEL * len(records)
-    title = f"Time of a layer relative to nvfp4-moe W4A16, geometric mean of {NUMBERS.get(layers, layers)} layers: shorter is faster"
+    title = (
+        "Time of a layer relative to nvfp4-moe W4A16, "
+        f"geometric mean of {NUMBERS.get(layers, layers)} layers: shorter is faster"
+    )
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">',
         style(),
@@ -91,7 +97,8 @@ def plot(records: list[Record]) -> str:
     for number, label in enumerate(series(records[0])):
         x = LEFT + (0, 142, 276, 520)[number]
         out.append(
-            f'<rect x="{x}" y="36" width="11" height="11" class="s{number}"/><text x="{x + 17}" y="46">{escape(label)}</text>'
+            f'<rect x="{x}" y="36" width="11" height="11" class="s{number}"/>'
+            f'<text x="{x + 17}" y="46">{escape(label)}</text>'
         )
     for number, record in enumerate(records):
         out += panel(record, TOP + number * PANEL, highest)

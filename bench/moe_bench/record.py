@@ -42,7 +42,7 @@ class Record:
         return min((row for row in rows if row), key=lambda row: row["us"], default=None)
 
     def leads(self, layer: str) -> dict[tuple[str, int], float]:
-        """Returns the best NVFP4 peer's time over this layer's, for every cell with both; above 1 this layer is faster."""
+        """Returns (best NVFP4 peer's time) / (this layer's) of every cell with both; above 1 this layer is faster."""
         leads = {}
         for (shape, tokens, name), row in self.rows.items():
             best = self.best_peer(shape, tokens)

@@ -102,7 +102,7 @@ def errors(out: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
     """Returns the relative L2 error of the whole output and of the worst token; NaN if any element is NaN.
 
     A token without a local expert must be exactly zero: anything else counts as an infinite error. A token's error is
-    relative to its own norm or to a tenth of the mean norm, whichever is larger, so that cancellation does not count.
+    relative to the larger of its own norm and a tenth of the mean norm, so that cancellation does not count.
     """
     difference, norms = (out.float() - expected).norm(dim=1), expected.norm(dim=1)
     empty = norms == 0

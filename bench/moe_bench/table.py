@@ -15,7 +15,7 @@ def line(cells: list[str]) -> str:
 
 
 def summary(record: Record) -> str:
-    """Tabulates the lead over each cell's best NVFP4 peer, by format and batch size: geometric mean, least, greatest."""
+    """Tabulates the lead over each cell's best NVFP4 peer, by format and batch: geometric mean, minimum, maximum."""
     rows = [line([record.device, *(f"{OURS[name]}: lead | least | greatest | time / floor" for name in ours(record))])]
     rows.append("|---|" + "---:|" * 4 * len(ours(record)))
     for title, (first, last) in PHASES.items():

@@ -5,8 +5,8 @@
     layer_from_checkpoint.py DIR [--layer L]             an NVFP4 checkpoint, against the reference backend
     layer_from_checkpoint.py DIR --against ORIGINAL      ... and against the float weights that it was made from
 
-Prints a table and draws a histogram of the errors (matplotlib, if it is installed). Needs nvfp4_moe and NumPy; the float
-weights run here in float32, expert by expert, so that a real layer needs no more memory than its NVFP4 form.
+Prints a table and draws a histogram of the errors (matplotlib, if it is installed). Needs nvfp4_moe and NumPy. The
+float weights run here in float32, expert by expert, so that a real layer needs no more memory than its NVFP4 form.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
 def seeded_batch(config: nvfp4_moe.MoeConfig, tokens: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """hidden (T, H) float32 with values of bfloat16, topk_ids (T, k) int32, topk_weights (T, k) float32.
 
-    Hidden states as they leave a norm: about 1, with a few channels that are much larger. Weights sum to 1; those on the
-    input are each below 1, as a sigmoid is.
+    Hidden states as they leave a norm: about 1, with a few channels that are much larger. Weights sum to 1; weights on
+    the input are each below 1, like a sigmoid's.
     """
     rng = np.random.default_rng(seed)
     hidden = rng.standard_normal((tokens, config.hidden_size))
@@ -139,7 +139,7 @@ def run_floats(config, original: FloatWeights, local: range, hidden, topk_ids, t
 
 
 def metrics(actual: np.ndarray, expected: np.ndarray) -> dict[str, float]:
-    """How far actual (T, H) is from expected, in float64. A token's error counts against a tenth of the mean norm at least."""
+    """Errors of actual (T, H) in float64. A token's is relative to its norm or, if larger, a tenth of the mean norm."""
     a, e = actual.astype(np.float64), expected.astype(np.float64)
     error, norms = np.linalg.norm(a - e, axis=1), np.linalg.norm(e, axis=1)
     return {
@@ -153,13 +153,15 @@ def metrics(actual: np.ndarray, expected: np.ndarray) -> dict[str, float]:
 
 def table(rows: list[tuple[str, str, dict[str, float]]]) -> str:
     lines = [
-        "| layer                    | against            | relative L2 | worst token | 1 - cosine | largest error | equal bits |",
-        "|--------------------------|--------------------|------------:|------------:|-----------:|--------------:|-----------:|",
+        "| layer                    | against            | relative L2 | worst token | 1 - cosine "
+        "| largest error | equal bits |",
+        "|--------------------------|--------------------|------------:|------------:|-----------:"
+        "|--------------:|-----------:|",
     ]
     for what, against, m in rows:
         lines.append(
-            f"| {what:24} | {against:18} | {m['relative L2']:11.3e} | {m['worst token']:11.3e} | {m['1 - cosine']:10.2e} "
-            f"| {m['largest']:13.3e} | {100 * m['equal']:8.1f} % |"
+            f"| {what:24} | {against:18} | {m['relative L2']:11.3e} | {m['worst token']:11.3e} "
+            f"| {m['1 - cosine']:10.2e} | {m['largest']:13.3e} | {100 * m['equal']:8.1f} % |"
         )
     return "\n".join(lines)
 
@@ -179,7 +181,7 @@ def draw(path: Path, title: str, runs: list[tuple[str, str, np.ndarray, np.ndarr
     nonzero = np.concatenate([e[e > 0] for *_, e in errors])
     if nonzero.size == 0:  # equal bits everywhere: an axis all the same
         nonzero = np.array([1e-7, 1.0])
-    # The least errors are elements that cancel: their tail says nothing and would squeeze the rest.
+    # The least errors are elements that cancel: their tail means nothing and would squeeze the rest.
     low, high = np.floor(np.log10(np.quantile(nonzero, 0.001))), np.log10(nonzero.max() * 1.5)
     bins = np.logspace(low, high, 1 + int(20 * (high - low)))
 
@@ -272,7 +274,10 @@ def compare(args: argparse.Namespace, checkpoint: Path, original: Path | None) -
             runs.append((form, against, out, expected))
     print(f"tokens      {args.tokens}, seed {args.seed}\n\n{table(rows)}")
     if picture is not None:
-        sizes = f"{config.num_experts} experts, top-{config.top_k}, hidden {config.hidden_size}, intermediate {config.intermediate_size}"
+        sizes = (
+            f"{config.num_experts} experts, top-{config.top_k}, "
+            f"hidden {config.hidden_size}, intermediate {config.intermediate_size}"
+        )
         draw(picture, f"{checkpoint.resolve().name}, layer {number}: {sizes}, {args.tokens} tokens", runs)
         print(f"\nhistogram   {picture}")
 

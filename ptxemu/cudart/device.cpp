@@ -213,7 +213,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
 cudaError_t cudaGetDeviceProperties_v2(cudaDeviceProp* properties, int index) {
   return cudaGetDeviceProperties(properties, index);
 }
-// Its place in a host is made up.
+// A made-up PCI address.
 constexpr char kPciAddress[] = "0000:01:00.0";
 cudaError_t cudaDeviceGetPCIBusId(char* address, int length, int index) {
   if (address == nullptr || length < static_cast<int>(sizeof kPciAddress))
@@ -228,7 +228,7 @@ cudaError_t cudaDeviceGetByPCIBusId(int* index, const char* address) {
   *index = 0;
   return cudaSuccess;
 }
-// The one device is nobody's peer, and its memory is everybody's.
+// There is only one device, so it has no peers.
 cudaError_t cudaDeviceCanAccessPeer(int* can, int index, int peer) {
   *can = 0;
   return noted(index == 0 && peer == 0 ? cudaSuccess : cudaErrorInvalidDevice);
@@ -283,7 +283,7 @@ const char* cudaGetErrorString(cudaError_t error) {
   }
 }
 
-// The two functions that CUDA does not have. The report of the launch that failed, "" if none did;
+// The two functions that CUDA does not have: the report of the launch that failed, "" if none did,
 // and this library's version.
 const char* ptxemu_last_report() { return device().failure.c_str(); }
 const char* ptxemu_version() { return PTXEMU_VERSION; }

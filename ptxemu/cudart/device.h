@@ -49,10 +49,10 @@ struct Device {
   cudaError_t broken = cudaSuccess;  // of a launch that failed, until the device is reset
   std::string failure;
 
-  // Runs what waits, other threads' as far as it goes, until this thread's launches have ended, and
-  // those of a stream that it names. The error of a launch that failed, now or before.
+  // Runs waiting launches, other threads' as far as possible, until this thread's launches and
+  // those of the named stream have ended. Returns the error of a launch that failed, now or before.
   cudaError_t drain(cudaStream_t stream = nullptr);
-  // Runs what waits as far as it goes.
+  // Runs waiting launches as far as possible.
   void settle();
   // Whether drain would have nothing to wait for.
   bool is_done(cudaStream_t stream);
@@ -75,7 +75,7 @@ struct Device {
  private:
   enum class Outcome { kPolls, kWaits, kWorked };
   Queue* own_queue();
-  // Run launches as far as they go. patient: those that wait for others may go on to do so.
+  // Run launches as far as possible. patient: launches that wait for others may keep waiting.
   Outcome advance(Queue& queue, bool patient);
   Outcome advance(bool patient);
   cudaError_t wait(const std::function<bool()>& over);
@@ -83,7 +83,7 @@ struct Device {
 };
 Device& device();
 
-// ---- what the device is (PTXEMU_CC, PTXEMU_SMS)
+// ---- the device's properties (PTXEMU_CC, PTXEMU_SMS)
 int compute_capability();  // 90 for 9.0
 int multiprocessors();
 int attribute(cudaDeviceAttr which);

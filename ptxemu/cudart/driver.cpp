@@ -8,7 +8,7 @@
 
 namespace ptxemu {
 
-// The driver's own rules, where they are documented.
+// Checks the rules that the driver's documentation states.
 CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
                            void* address, const cuuint64_t* dims, const cuuint64_t* strides,
                            const cuuint32_t* box, const cuuint32_t* element_strides,

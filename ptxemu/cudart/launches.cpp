@@ -118,7 +118,7 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
                    : cudaSuccess);
 }
 cudaError_t cudaFuncSetCacheConfig(const void*, cudaFuncCache) { return cudaSuccess; }
-// Registers are not modelled: a kernel is said to use 64.
+// Registers are not modelled: every kernel reports 64.
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function) {
   const Lock lock(device().mutex);
   KernelFacts facts{};

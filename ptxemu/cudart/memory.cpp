@@ -112,7 +112,7 @@ cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
   return allocate_into(pointer, bytes, "pinned host memory");
 }
-// Every address is the host's too, so that mapped memory has one.
+// Host and device share addresses, so the device pointer is the same.
 cudaError_t cudaHostGetDevicePointer(void** device_pointer, void* pointer, unsigned) {
   const Lock lock(device().mutex);
   if (!allocated(reinterpret_cast<uint64_t>(pointer), 1)) return noted(cudaErrorInvalidValue);

@@ -25,7 +25,7 @@ namespace ptxemu {
 struct Kernel {
   Module* module;
   std::string name;
-  const KernelInfo* translations[2] = {};  // without and with what the checker of order is told
+  const KernelInfo* translations[2] = {};  // without and with calls to the checker of order
   uint64_t dynamic_limit = 49152;
 };
 
@@ -76,13 +76,14 @@ std::string contents(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// The emulator's own folder: PTXEMU_SOURCE, else where this library was compiled.
+// The emulator's source folder: PTXEMU_SOURCE, or the folder that this library was compiled from.
 std::filesystem::path source_folder() {
   const char* asked = std::getenv("PTXEMU_SOURCE");
   return asked ? asked : PTXEMU_SOURCE_DIR;
 }
 
-// Another emulator is another cache: of the translator's and the headers' text.
+// The hash of the translator's and the headers' text: each version of the emulator has its own
+// cache.
 const std::string& version_hash() {
   static const std::string hash = [] {
     std::vector<std::filesystem::path> files;
@@ -117,8 +118,8 @@ std::pair<int, char> target(const std::string& text) {
   return {static_cast<int>(value), *end == 'a' || *end == 'f' ? *end : 0};
 }
 
-// The newest PTX that the device can run: what is for one architecture (a) or family (f) runs
-// nowhere else.
+// The newest PTX that the device can run: PTX for one architecture (a) or family (f) runs nowhere
+// else.
 const std::string* newest_text(const Module& module) {
   const int cc = compute_capability();
   const std::string* newest = nullptr;
@@ -301,7 +302,7 @@ Kernel* find_kernel(const void* host_function) {
   return found == functions().end() ? nullptr : found->second;
 }
 
-// Out of the PTX's text, so that a kernel that is never launched is never compiled.
+// Read from the PTX text, so that a kernel that is never launched is never compiled.
 cudaError_t kernel_facts(Kernel* kernel, KernelFacts* facts) {
   choose(kernel->module);
   if (!kernel->module->text) return cudaErrorNoKernelImageForDevice;

@@ -29,8 +29,8 @@ class DeviceMutex {
   void unlock();
   // For the owner: whether others are waiting for it.
   bool wanted();
-  // Gives it up altogether until something has changed, for so long at most, and takes it again as
-  // often as it was held.
+  // Releases it at every recursion level until something has changed or the given time is over,
+  // then acquires it again as often as it was held.
   void pause(std::chrono::microseconds longest);
   // Ends the pauses of others.
   void changed();

@@ -14,7 +14,7 @@ struct Stream {
 };
 struct Event {
   std::chrono::steady_clock::time_point recorded;
-  std::shared_ptr<Mark> mark;  // null if what lay before it had ended
+  std::shared_ptr<Mark> mark;  // null if all earlier work had ended
 };
 
 // The legacy stream must not be used while a stream that waits for it is captured.
@@ -118,8 +118,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
   return cudaSuccess;
 }
 
-// The host's functions are called without the device's mutex: one may wait for what another thread
-// does.
+// Host functions are called without the device's mutex: one may wait for another thread's work.
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   std::unique_lock<DeviceMutex> lock(device().mutex);
   if (device().capture_of(stream)) return noted(device().enqueue(stream, [=] { function(data); }));
@@ -190,7 +189,7 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph
   return cudaGraphInstantiate(executable, graph, flags);
 }
 cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
-// Copies and the host's functions wait here for the launches before them.
+// Copies and host functions wait here for the launches before them.
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   std::unique_lock<DeviceMutex> lock(device().mutex);
   device().close_chain();

@@ -77,9 +77,9 @@ const std::vector<const Kernel*>& kernels() {
   return all;
 }
 
-// Rows of D and of codes are multiples of 16 bytes, so n is a multiple of 8 (of 32 where codes come
-// out) and k of 32: the columns of scales that are no multiple of four are two beyond one, as for k
-// = 32, 96, 352, 544 and 1056.
+// Rows of D and of codes are multiples of 16 bytes, so n is a multiple of 8 (of 32 if the output is
+// codes) and k of 32. Some k (32, 96, 352, 544 and 1056) have a number of scale columns that is not
+// a multiple of four: it is two more than one.
 std::vector<std::vector<Size>> launches(const Kernel& kernel) {
   if (kernel.grouped)
     return {{{128, 128, 256}},

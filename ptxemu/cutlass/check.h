@@ -16,14 +16,14 @@ struct Order {
   const char* seed;  // PTXEMU_SEED
 };
 
-// All kernels, and how they are launched: several products at once of a grouped kernel, one of
-// others.
+// All kernels, and their launches: a grouped kernel takes several products at once, others take
+// one.
 const std::vector<const Kernel*>& kernels();
 std::vector<std::vector<Size>> launches(const Kernel& kernel);
 
 // Asks the emulator for this order of asynchronous work, and for tcgen05.ld as ptxas compiles it:
-// CUTLASS reads registers before tcgen05.wait::ld, which the PTX manual forbids and ptxas, that
-// waits for the registers, makes right.
+// CUTLASS reads registers before tcgen05.wait::ld. The PTX manual forbids that, but ptxas waits for
+// the registers, so it works.
 void set_order(const Order& order);
 
 // Whether the device is of the generation that the kernel needs.

@@ -34,15 +34,15 @@ float bf16_value(uint16_t bits) {
   std::memcpy(&value, &wide, 4);
   return value;
 }
-// Round to nearest even; no NaN comes here.
+// Rounds to nearest even. NaN does not occur.
 uint16_t bf16_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// The nearest of the values of a format without signs, ties to the even code; the largest for what
-// lies beyond.
+// The nearest of the values of a format without signs, ties to the even code; the largest for
+// magnitudes beyond it.
 template <class Value>
 int nearest(double x, int largest, Value value) {
   int code = 0;

@@ -151,8 +151,7 @@ void add_read(Thread* T, Cell& cell, const Record& now) {
   reads.push_back(now);
 }
 
-// Atomic operations leave the store before them, which those of other threads must be ordered
-// after.
+// Atomic operations keep the store before them: those of other threads must be ordered after it.
 void set_write(Cell& cell, const Record& now) {
   (now.strong ? cell.update : cell.write) = now;
   if (!now.strong) cell.update.number = 0;

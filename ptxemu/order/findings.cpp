@@ -1,4 +1,4 @@
-// Reports on two unordered accesses: what and where both are, and what would order them.
+// Reports on two unordered accesses: both accesses, their places, and what would order them.
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -170,7 +170,7 @@ bool is_known(const std::string& pair) {
   return false;
 }
 
-// Each pair of lines once, and no more than can be read.
+// Reports each pair of lines once, and prints at most kMostPrinted of them.
 void say(const std::string& key, const std::string& pair, const std::string& text) {
   if (!checker.known_findings.insert(key).second || is_known(pair)) return;
   if (++checker.findings <= kMostPrinted) checker.text += text, std::fputs(text.c_str(), stderr);

@@ -16,14 +16,14 @@ struct Clock;
 
 // ---- launches, clusters, threads
 bool asked_to_check();  // PTXEMU_CHECK
-// The PTX that a kernel's lines are of, for reports.
+// The PTX text of a kernel's line numbers, for reports.
 void note_source(const KernelInfo* kernel, const std::string* text);
 void check_enqueue(Launch& launch);
 void check_begin_chain(std::vector<Launch>& chain);
 void check_end_chain(std::vector<Launch>& chain);
 // Launches that were enqueued will not run.
 void check_give_up();
-// Memory is given back.
+// Memory is freed.
 void check_freed(uint64_t low, uint64_t bytes);
 // Returns the reports since the last call, or "".
 std::string take_findings();
@@ -36,7 +36,7 @@ void check_end_thread(Thread* T);
 // ---- barriers
 void check_warp_sync(Thread* T, uint32_t mask);
 void check_arrive(Thread* T, uint32_t barrier);
-// All that arrived are known to those that wait, and to `last`, which may be null.
+// The waiting threads, and `last` (may be null), learn the knowledge of all that arrived.
 void check_open(Cta* cta, uint32_t barrier, const std::vector<Thread*>& waiting, Thread* last);
 void check_cluster_arrive(Thread* T, bool release);
 void check_cluster_open(Cluster* cluster);

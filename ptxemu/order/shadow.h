@@ -51,7 +51,7 @@ class Shadow {
       at += here, size -= here;
     }
   }
-  // The bytes are no longer anybody's.
+  // Drops the records of freed bytes.
   void forget(uint64_t at, uint64_t size);
   void clear();
 

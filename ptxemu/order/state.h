@@ -56,7 +56,7 @@ struct OrderThread {
   OrderCta* cta;
   uint32_t slot, number = 1, fenced = 0;  // fenced: the number of the last proxy fence
   ordering::ClockRef base;                // what it knows of others
-  ordering::Gather tensor_seen;    // at relaxed waits: of use for tcgen05 alone, after its fence
+  ordering::Gather tensor_seen;    // from relaxed waits; counts only for tcgen05, after its fence
   ordering::ClockRef tensor_base;  // the same at its last tcgen05.fence::after_thread_sync
   const ordering::Slots* own = nullptr;  // of base, its own cta's
   std::vector<OwnAgent> agents;

@@ -4,7 +4,8 @@
 namespace ptxemu {
 namespace {
 
-// Lets everybody go once enough threads have arrived; without a count that is all that still live.
+// Releases all waiting threads once enough have arrived; without a count, all live threads must
+// arrive.
 void open_if_full(Cta* cta, uint32_t id, Thread* last) {
   NamedBarrier& barrier = cta->barriers[id];
   const uint32_t wanted = barrier.expected ? barrier.expected : cta->alive;

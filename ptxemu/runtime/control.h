@@ -25,7 +25,7 @@ struct LaunchFailure : std::runtime_error {
 
 void park(Thread* T, const char* what, uint64_t about);
 inline void wake(Thread* T) { T->warp->ready |= 1u << T->lane; }
-// Tells the scheduler that something changed that polling threads may see.
+// Notifies the scheduler of a change that polling threads may see.
 void note_progress();
 
 void enqueue_copy(Cluster* cluster, Work work);

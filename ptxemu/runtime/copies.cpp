@@ -7,7 +7,7 @@
 namespace ptxemu {
 namespace {
 
-constexpr uint8_t kNotYet = 0xfd;  // what a thread sees that reads before its wait
+constexpr uint8_t kNotYet = 0xfd;  // what a read before the wait returns
 
 void fetch(PendingCopy& copy) {
   std::memset(copy.bytes.data(), planted(Fault::cp_async_zeros) ? 0xaa : 0, copy.bytes.size());
@@ -28,7 +28,8 @@ void finish(std::vector<Work>& stores) {
   stores.clear();
 }
 
-// In which ctas of the cluster a multicast copy arrives; else in the one that its address names.
+// The ctas of the cluster that a multicast copy goes to; other copies go to the one that their
+// address names.
 template <class F>
 void each_destination(Cluster* cluster, bool multicast, uint32_t mask, uint32_t to,
                       uint32_t barrier, F of) {
@@ -142,7 +143,7 @@ void bulk_wait(Thread* T, uint32_t groups_left, bool reads_alone) {
   }
 }
 
-// A thread that ends leaves nothing undone, waited for or not.
+// When a thread ends its copies are completed, whether it has waited for them or not.
 void finish_copies(Thread* T) {
   copy_async_wait_all(T);
   bulk_wait(T, 0, false);

@@ -19,7 +19,7 @@ class RoundingMode {
   int before_;
 };
 
-// A small binary format: what a magnitude becomes.
+// A small binary format, and the rounding of a magnitude to it.
 struct Small {
   int mantissa_bits, bias;
   float largest;

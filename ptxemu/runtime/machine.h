@@ -78,9 +78,9 @@ struct Thread {
 
   void* stack_pointer = nullptr;
   uint8_t* stack = nullptr;
-  bool polling = false;  // gave up the processor to look again later
+  bool polling = false;  // yielded, to poll again later
   uint32_t polls = 0;
-  const char* waiting = nullptr;  // what for; null for a thread that runs
+  const char* waiting = nullptr;  // the reason; null for a running thread
   uint64_t waiting_for = 0;
 
   bool cluster_arrived = false;

@@ -11,8 +11,8 @@ constexpr uint64_t kDeviceBytes = 16ull << 30;
 // Allocates `bytes` bytes at a multiple of 256, filled with poison, between inaccessible pages.
 // Null if the device has no room.
 void* allocate(uint64_t bytes, const char* what);
-// False if nothing begins there. The addresses are not used again for a while, so that later
-// accesses are seen.
+// Returns false if no allocation begins there. The addresses are not reused for a while, so that
+// later accesses are detected.
 bool release(void* pointer);
 void register_memory(uint64_t low, uint64_t bytes, const char* what);
 void unregister_memory(uint64_t low);

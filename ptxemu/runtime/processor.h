@@ -15,7 +15,7 @@ struct Processor {
   bool failed = false;
   std::string failure;    // the report
   uint64_t progress = 0;  // grows with what polling threads may see
-  bool outside = false;   // a thread has slept or looked at the time since something was done last
+  bool outside = false;   // a thread has slept or read the time since the last progress
   Order order = Order::kAtOnce;
   uint64_t random = 1;
 };

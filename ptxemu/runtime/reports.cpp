@@ -1,4 +1,4 @@
-// The report of a failed launch: where it failed, and what each warp waits for.
+// The report of a failed launch: the place of the failure, and what each warp waits for.
 #include "runtime/reports.h"
 
 #include <cstdio>

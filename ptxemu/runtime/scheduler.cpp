@@ -27,7 +27,7 @@ constexpr uint64_t kMostSkippedRounds = 8;
 // Idle rounds after which other runs have a turn.
 constexpr uint64_t kIdleTurn = 64;
 
-// Runs every ready lane of a warp once. Whether one did more than look again.
+// Runs every ready lane of a warp once. Returns whether one did more than poll.
 bool run_warp(Warp& warp) {
   bool worked = false;
   uint32_t lanes = warp.ready;

@@ -15,9 +15,9 @@ class Run {
  public:
   enum class State {
     kEnded,
-    kPolls,  // all threads that run only look at memory again
-    kWaits,  // and look at the time or sleep in between: they wait for another run, for the host,
-             // or for the time
+    kPolls,  // all running threads only poll memory
+    kWaits,  // and read the time or sleep in between: they wait for another run, for the host, or
+             // for the time
   };
 
   explicit Run(std::vector<Launch> launches);

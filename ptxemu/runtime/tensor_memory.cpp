@@ -73,9 +73,9 @@ void place(TensorShape shape, uint32_t i, uint32_t lane, uint32_t& row, uint32_t
   }
 }
 
-// PTXEMU_TENSOR_LOADS=registers: the values of tcgen05.ld are there at once. The manual promises
-// them at wait::ld; code that ptxas compiles waits for the registers themselves, and CUTLASS has
-// kernels that count on it.
+// PTXEMU_TENSOR_LOADS=registers: the values of tcgen05.ld are visible at once. The manual
+// guarantees them only at wait::ld, but code that ptxas compiles waits for the registers
+// themselves, and some CUTLASS kernels depend on that.
 bool loads_wait() {
   const char* asked = std::getenv("PTXEMU_TENSOR_LOADS");
   return !asked || std::strcmp(asked, "registers") != 0;

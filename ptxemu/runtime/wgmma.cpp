@@ -89,11 +89,11 @@ void check_rows(Thread* T, uint64_t bits, uint32_t first_row, int rows) {
     }
 }
 
-// How FP8 tensor cores of Hopper add E4M3 products to an accumulator: all of them at once, each cut
-// off towards zero 13 bits behind the largest exponent, which is the accumulator's or the sum of
-// the exponents of two operands; then their sum 13 bits behind its own. An H200 gave the same bits
-// for 32,768 products of 32 k, with subnormals, both signs and accumulators of 50 octaves, and for
-// 2,048 sums of 4,096 k.
+// Hopper's FP8 tensor cores add E4M3 products and the accumulator all at once. Each term is
+// truncated towards zero 13 bits below the largest exponent, which is the accumulator's or the sum
+// of two operands' exponents. Then the sum is truncated 13 bits below its own exponent. An H200
+// gave the same bits for 32,768 products of 32 k, with subnormals, both signs and accumulators of
+// 50 octaves, and for 2,048 sums of 4,096 k.
 constexpr int kFp8SumBits = 13;
 
 double power_of_two(int exponent) {
@@ -217,7 +217,7 @@ InFlightRegisters* new_record(Thread* T, int count, uint32_t* const* d) {
   return T->in_flight_records.back().get();
 }
 
-// Writes what the product and its chain have given into all registers that wait for it.
+// Writes the result of the product and its chain to all registers that wait for it.
 void retire(Thread* T, uint64_t before_group) {
   auto& records = T->in_flight_records;
   for (auto& record : records) {

@@ -74,7 +74,7 @@ bool do_some_work(Cluster* cluster) {
   note_progress();
   size_t chosen = random_number() % queues;
   if (!cluster->copies.empty() && chosen-- == 0) {
-    // As late as possible means that what came last is done first.
+    // As late as possible: the newest item is done first.
     const size_t at = order() == Order::kRandom ? random_number() % cluster->copies.size()
                                                 : cluster->copies.size() - 1;
     const Work work = std::move(cluster->copies[at]);

@@ -91,7 +91,7 @@ class KernelEmitter:
                 self.tables[text[0]] = text[1]
 
     def find_accumulators(self, items):
-        """Registers that wgmma writes, and those they are copied to: they may be copied while the result is in flight."""
+        """Registers that wgmma writes, and those they are copied to: a copy may run while the result is in flight."""
         copies = []
         for kind, text, _ in items:
             if kind != "statement":
@@ -149,7 +149,7 @@ class KernelEmitter:
         self.code.append(f"if({guard}){{{code}}}" if guard else f"{{{code}}}" if ";" in code[:-1] else code)
 
     def note_writes(self, name, operands):
-        """Keeps which registers were written since the last wgmma.fence; a copy is as old as what it is made of."""
+        """Keeps which registers were written since the last wgmma.fence; a copy is as old as its source."""
         word = name.split(".")[0]
         if name.startswith(("wgmma.fence", "wgmma.mma_async")):
             written = self.vector(operands[0]) if operands else list(self.unfenced)

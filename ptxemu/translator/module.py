@@ -91,7 +91,7 @@ def initializer(text):
 
 
 class Module:
-    """variables by name, functions in order; `head`, the text outside function bodies, is part of each kernel's hash."""
+    """Variables by name, functions in order; `head`, the text outside function bodies, is in every kernel's hash."""
 
     def __init__(self, text):
         self.text = without_comments(text)

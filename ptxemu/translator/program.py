@@ -1,4 +1,4 @@
-"""Writes a kernel's C++ file: the variables and functions that it may use, its body, and its description for launches."""
+"""Writes a kernel's C++ file: the variables and functions that it may use, its body, and a description for launches."""
 
 from .errors import TranslationError
 from .kernel import POISON, KernelEmitter

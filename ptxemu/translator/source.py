@@ -55,7 +55,7 @@ class Lines:
 
 
 def statements(body, first_line):
-    """Yields (kind, text, line) of a function's body: open, close, label, table ((name, targets) as text), statement."""
+    """Yields (kind, text, line) of a function's body: open, close, label, table ((name, targets)), statement."""
     at, lines = 0, Lines(body, first_line)
     while at < len(body):
         character = body[at]

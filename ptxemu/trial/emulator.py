@@ -18,7 +18,8 @@ class LaunchConfig(ctypes.Structure):
 
     _fields_ = (
         [(f"{what}{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "xyz"]
-        + [("shared", ctypes.c_uint), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint)]
+        + [("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
+           ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint)]
     )  # fmt: skip
 
 

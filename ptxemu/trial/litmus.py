@@ -1,6 +1,6 @@
 """Litmus tests of the checker of order: correctly ordered kernels, and edits that remove the order.
 
-A body's edits are (text, replacement, reported line, earlier line, what the report says is missing). Lines are
+A body's edits are (text, replacement, reported line, earlier line, what the report names as missing). Lines are
 identified by a part of their text.
 """
 
@@ -125,8 +125,10 @@ done:
 	st.global.u16 [%rd6], %h1;
 """,
         [
-            ("add.u32 %r9, %r2, %r1;", "shr.u32 %r9, %r1, 1; add.u32 %r9, %r2, %r9;", "st.shared.u8", "st.shared.u8", BARRIER),
-            ("mul.wide.u32 %rd5, %r1, 2;", "and.b32 %r9, %r1, 30; mul.wide.u32 %rd5, %r9, 1;", "st.global.u16", "st.global.u16", BARRIER),
+            ("add.u32 %r9, %r2, %r1;", "shr.u32 %r9, %r1, 1; add.u32 %r9, %r2, %r9;", "st.shared.u8", "st.shared.u8",
+             BARRIER),
+            ("mul.wide.u32 %rd5, %r1, 2;", "and.b32 %r9, %r1, 30; mul.wide.u32 %rd5, %r9, 1;", "st.global.u16",
+             "st.global.u16", BARRIER),
         ],
     ),
     Litmus(
@@ -149,7 +151,8 @@ done:
             ("ld.acquire.gpu", "ld.acquire.cta", "ld.acquire.cta", "st.release.gpu", BARRIER),
             ("st.release.gpu", "st.release.cta", "ld.acquire.gpu", "st.release.cta", BARRIER),
             ("ld.acquire.gpu", "ld.volatile", "ld.global.u32 %r10", "st.global.u32 [%rd_o]", BARRIER),
-            ("st.release.gpu.global.u32", "st.global.u32", "ld.acquire.gpu", "st.global.u32 [%rd_a]", "(one of the two is not atomic)"),
+            ("st.release.gpu.global.u32", "st.global.u32", "ld.acquire.gpu", "st.global.u32 [%rd_a]",
+             "(one of the two is not atomic)"),
         ],
         {"block": 1, "grid": 2},
     ),
@@ -194,7 +197,8 @@ third:
 	ld.global.u32 %r10, [%rd_o];
 done:
 """,
-        [("atom.relaxed.gpu.global.exch.b32 %r9, [%rd_a], 2", "st.relaxed.gpu.global.u32 [%rd_a], 2", "ld.global.u32 %r10", "st.global.u32 [%rd_o]", BARRIER)],
+        [("atom.relaxed.gpu.global.exch.b32 %r9, [%rd_a], 2", "st.relaxed.gpu.global.u32 [%rd_a], 2",
+          "ld.global.u32 %r10", "st.global.u32 [%rd_o]", BARRIER)],
         {"block": 1, "grid": 3},
     ),
     Litmus(
@@ -236,7 +240,8 @@ zeroed:
         [
             ("bar.sync 0;", "", "atom.shared", "st.shared.u32 [%r2], 0", "(one of the two is not atomic)"),
             ("bar.sync 1;", "", "ld.shared.u32 %r10", "atom.shared", "(one of the two is not atomic)"),
-            ("bar.sync 1;\n\tld.shared.u32", "ld.shared.u8", "ld.shared.u8", "atom.shared", "(one of the two is not atomic)"),
+            ("bar.sync 1;\n\tld.shared.u32", "ld.shared.u8", "ld.shared.u8", "atom.shared",
+             "(one of the two is not atomic)"),
         ],
         {"block": 64},
     ),
@@ -265,10 +270,12 @@ zeroed:
 done:
 """,
         [
-            ("mbarrier.arrive.shared::cta", "mbarrier.arrive.relaxed.cta.shared::cta", "ld.shared", "st.shared", BARRIER),
+            ("mbarrier.arrive.shared::cta", "mbarrier.arrive.relaxed.cta.shared::cta", "ld.shared", "st.shared",
+             BARRIER),
             ("mbarrier.try_wait.parity", "mbarrier.try_wait.parity.relaxed.cta", "ld.shared", "st.shared", BARRIER),
             ("[%r8], 0;\n\t@!%p9", "[%r8], 1;\n\t@!%p9", "st.shared", "ld.shared", BARRIER),
-            ("bar.sync 0;", "", "mbarrier.try_wait", "mbarrier.init", "an mbarrier is used without an order after its init"),
+            ("bar.sync 0;", "", "mbarrier.try_wait", "mbarrier.init",
+             "an mbarrier is used without an order after its init"),
         ],
         {"block": 64},
     ),
@@ -282,8 +289,10 @@ done:
 	barrier.cluster.arrive.release; barrier.cluster.wait.acquire;
 """,
         [
-            ("barrier.cluster.arrive.release;", "barrier.cluster.arrive.relaxed;", "ld.shared::cluster", "st.shared.u32", BARRIER),
-            ("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;", "bar.sync 0;", "ld.shared::cluster", "st.shared.u32", BARRIER),
+            ("barrier.cluster.arrive.release;", "barrier.cluster.arrive.relaxed;", "ld.shared::cluster",
+             "st.shared.u32", BARRIER),
+            ("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;", "bar.sync 0;", "ld.shared::cluster",
+             "st.shared.u32", BARRIER),
         ],
         {"grid": 2, "cluster": 2},
     ),

@@ -24,8 +24,10 @@ LITMUS = [
         [
             (wait("%r8", 0, "again"), "\nagain:\n", "ld.shared", f"{LOAD} [%r9]", ""),
             ("[%r8], 256;", "[%r8], 128;", "ld.shared", f"{LOAD} [%r9]", WAIT_BYTES),
-            ("fence.mbarrier_init.release.cluster;", "", f"{LOAD} [%r2]", "mbarrier.init", "fence.mbarrier_init or fence.proxy.async"),
-            ("fence.mbarrier_init.release.cluster;", "fence.acq_rel.cta;", f"{LOAD} [%r2]", "mbarrier.init", "fence.mbarrier_init"),
+            ("fence.mbarrier_init.release.cluster;", "", f"{LOAD} [%r2]", "mbarrier.init",
+             "fence.mbarrier_init or fence.proxy.async"),
+            ("fence.mbarrier_init.release.cluster;", "fence.acq_rel.cta;", f"{LOAD} [%r2]", "mbarrier.init",
+             "fence.mbarrier_init"),
         ],
     ),
     Litmus(
@@ -77,7 +79,8 @@ done:
 	ld.shared.u32 %r12, [%r11];
 """,
         [
-            ("cp.async.wait_group 0;", "cp.async.wait_group 1;", "ld.shared.u32 %r10", "cp.async.ca", "a cp.async.wait_group"),
+            ("cp.async.wait_group 0;", "cp.async.wait_group 1;", "ld.shared.u32 %r10", "cp.async.ca",
+             "a cp.async.wait_group"),
             ("bar.sync 0;", "", "ld.shared.u32 %r12", "cp.async.ca", "and a barrier for other threads"),
         ],
         {"block": 64},
@@ -91,14 +94,16 @@ done:
 	cp.async.wait_all; // of the second
 	ld.shared.u32 %r10, [%r9+2048];
 """,
-        [("cp.async.wait_all; // of the second", "", "ld.shared.u32 %r10", "[%r9+2048], [%rd6]", "a cp.async.wait_group")],
+        [("cp.async.wait_all; // of the second", "", "ld.shared.u32 %r10", "[%r9+2048], [%rd6]",
+          "a cp.async.wait_group")],
     ),
     Litmus(
         "cp.async that arrives at an mbarrier",
         INIT.replace("COUNT", "32")
         + """
 	@!%p2 bra again;
-	sub.u32 %r9, %r1, 32; shl.b32 %r9, %r9, 4; add.u32 %r9, %r2, %r9; mul.wide.u32 %rd5, %r1, 16; add.s64 %rd6, %rd_a, %rd5;
+	sub.u32 %r9, %r1, 32; shl.b32 %r9, %r9, 4; add.u32 %r9, %r2, %r9; \
+mul.wide.u32 %rd5, %r1, 16; add.s64 %rd6, %rd_a, %rd5;
 	cp.async.cg.shared.global [%r9], [%rd6], 16;
 	cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r8];
 	bra done;
@@ -134,9 +139,11 @@ done:
 """,
         [
             ("fence.proxy.async.shared::cta;", "", STORE, "st.shared.u32 [%r4], %r1", "fence.proxy.async"),
-            ("fence.proxy.async.shared::cta;", "fence.acq_rel.cta;", STORE, "st.shared.u32 [%r4], %r1", "fence.proxy.async"),
+            ("fence.proxy.async.shared::cta;", "fence.acq_rel.cta;", STORE, "st.shared.u32 [%r4], %r1",
+             "fence.proxy.async"),
             ("bar.sync 0;", "", STORE, "st.shared.u32 [%r4], %r1", ""),
-            ("cp.async.bulk.wait_group.read 0;", "cp.async.bulk.wait_group.read 1;", "st.shared.u32 [%r4], 7", STORE, "cp.async.bulk.wait_group.read"),
+            ("cp.async.bulk.wait_group.read 0;", "cp.async.bulk.wait_group.read 1;", "st.shared.u32 [%r4], 7", STORE,
+             "cp.async.bulk.wait_group.read"),
             ("bar.sync 1;", "", "st.shared.u32 [%r4], 7", STORE, ""),
             ("cp.async.bulk.wait_group 0;", "", "ld.global.u32 %r10", STORE, "cp.async.bulk.wait_group of its thread"),
         ],

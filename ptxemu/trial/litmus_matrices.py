@@ -26,17 +26,19 @@ LITMUS = [
         [
             ("fence.proxy.async.shared::cta;", "", PRODUCT, "st.shared.v4.u32 [%r9], {0", "fence.proxy.async"),
             ("bar.sync 0;", "bar.warp.sync -1;", PRODUCT, "st.shared.v4.u32 [%r9], {0", BARRIER),
-            ("wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;", "{1, 1, 1, 1}", PRODUCT, "wgmma.wait_group"),
+            ("wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;", "{1, 1, 1, 1}", PRODUCT,
+             "wgmma.wait_group"),
             ("bar.sync 1;", "", "{1, 1, 1, 1}", PRODUCT, "and a barrier for other threads"),
             ("wgmma.fence.sync.aligned;", "", PRODUCT, "", "wgmma.fence between the two"),
-            ("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned;\n\tadd.f32 %f2, %f2, %f2;", PRODUCT, "add.f32 %f2", "wgmma.fence between"),
+            ("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned;\n\tadd.f32 %f2, %f2, %f2;", PRODUCT,
+             "add.f32 %f2", "wgmma.fence between"),
         ],
         {"block": 128},
     )
 ]  # fmt: skip
 
-# Around each body on tcgen05: an mbarrier of so many arrivals at %r8 and one of a single arrival behind it, and 32
-# columns of tensor memory at %r11, which the first warp allocates and gives back.
+# Around each body on tcgen05: an mbarrier of the given number of arrivals at %r8 and one of a single arrival after it,
+# and 32 columns of tensor memory at %r11, which the first warp allocates and frees.
 ALLOCATED = """
 	@%p2 bra allocated;
 	tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r20], 32;
@@ -134,8 +136,8 @@ RELAXED = with_tensor_memory(
     + wait("%r8+8", 0, "end"),
 )
 
-# A stage that one warp writes, another's product reads, and a third writes again: what it knows of the first one's
-# writes it knows by the commit alone.
+# A stage that one warp writes, another's product reads, and a third writes again. The third is ordered after the
+# first one's writes only by the commit.
 STAGE = with_tensor_memory(
     32,
     """
@@ -178,7 +180,8 @@ LITMUS += [
             ("tcgen05.fence::before_thread_sync; // of st", "", "tcgen05.mma", "tcgen05.st", ""),
             ("tcgen05.fence::after_thread_sync; // of st", "", "tcgen05.mma", "tcgen05.st", ""),
             ("tcgen05.wait::st.sync.aligned;", "", "tcgen05.mma", "tcgen05.st", ""),
-            ("tcgen05.fence::after_thread_sync; // of dealloc", "", "tcgen05.dealloc", "tcgen05.mma", "tcgen05.fence::after_thread_sync"),
+            ("tcgen05.fence::after_thread_sync; // of dealloc", "", "tcgen05.dealloc", "tcgen05.mma",
+             "tcgen05.fence::after_thread_sync"),
         ],
         {"block": 64},
         "sm_100a",
@@ -187,15 +190,21 @@ LITMUS += [
         "tcgen05 and tensor memory",
         TENSOR,
         [
-            ("fence.proxy.async.shared::cta; // of the zeros", "", "// first", "st.shared.v4.u32 [%r9], {0", "fence.proxy.async"),
+            ("fence.proxy.async.shared::cta; // of the zeros", "", "// first", "st.shared.v4.u32 [%r9], {0",
+             "fence.proxy.async"),
             ("tcgen05.wait::st.sync.aligned;", "", "// first", "tcgen05.st", "tcgen05.wait::st"),
-            ("tcgen05.fence::before_thread_sync; // of st", "", "// first", "tcgen05.st", "tcgen05.fence::before_thread_sync"),
-            ("tcgen05.fence::after_thread_sync; // of st", "", "// first", "tcgen05.st", "tcgen05.fence::after_thread_sync"),
+            ("tcgen05.fence::before_thread_sync; // of st", "", "// first", "tcgen05.st",
+             "tcgen05.fence::before_thread_sync"),
+            ("tcgen05.fence::after_thread_sync; // of st", "", "// first", "tcgen05.st",
+             "tcgen05.fence::after_thread_sync"),
             (wait("%r8", 0, "first"), "\nfirst:\n", "tcgen05.ld", "// first", ""),
-            ("tcgen05.fence::after_thread_sync; // of the first", "", "tcgen05.ld", "// first", "tcgen05.fence::after_thread_sync"),
+            ("tcgen05.fence::after_thread_sync; // of the first", "", "tcgen05.ld", "// first",
+             "tcgen05.fence::after_thread_sync"),
             ("tcgen05.wait::ld.sync.aligned;", "", "// second", "tcgen05.ld", "tcgen05.wait::ld"),
-            ("tcgen05.fence::before_thread_sync; // of ld", "", "// second", "tcgen05.ld", "tcgen05.fence::before_thread_sync"),
-            ("tcgen05.fence::after_thread_sync; // of ld", "", "// second", "tcgen05.ld", "tcgen05.fence::after_thread_sync"),
+            ("tcgen05.fence::before_thread_sync; // of ld", "", "// second", "tcgen05.ld",
+             "tcgen05.fence::before_thread_sync"),
+            ("tcgen05.fence::after_thread_sync; // of ld", "", "// second", "tcgen05.ld",
+             "tcgen05.fence::after_thread_sync"),
             ("fence.proxy.async.shared::cta; // of the operand", "", "// second", "// operand", "fence.proxy.async"),
             ("bar.sync 4;", "", "// second", "tcgen05.ld", "barrier"),
         ],

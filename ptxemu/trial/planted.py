@@ -1,6 +1,6 @@
 """Runs the tests with planted faults: names on standard input, "name<TAB>first test that fails" on standard output.
 
-A separate process, because it loads the emulator that has planted faults. Each fault runs in a fork, because some crash.
+A separate process, because it loads the emulator with planted faults. Each fault runs in a fork, because some crash.
 """
 
 import inspect
@@ -26,7 +26,8 @@ from trial import (
 
 # The tests to run first for a fault, by the beginning of its name; then all others.
 HOME = {
-    test_scalars: r"sh[lr]_|funnel|bf[ei]|bfind|prmt|lop3|mul_|div_|min_|nan_|ftz|setp|cvt|f16|bf16|e[24]m|ue8m0|fma|atom",
+    test_scalars: r"sh[lr]_|funnel|bf[ei]|bfind|prmt|lop3|mul_|div_|min_|nan_|ftz|setp|cvt|"
+    r"f16|bf16|e[24]m|ue8m0|fma|atom",
     test_warps: r"shfl|ballot|match|redux",
     test_memory: r"bounds|shared|freed|fresh",
     test_barriers: r"m?barrier",

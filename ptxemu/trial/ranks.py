@@ -7,9 +7,9 @@ import numpy as np
 
 from trial.emulator import LaunchError, ptx
 
-# Every rank writes a value and a flag to every rank, and adds up what comes to it until its time (l, ns) runs out. p:
-# the ranks' memory, which has 64 bytes for each sender, twice, for even and odd rounds, since a rank may write for the
-# next round before another has read of this one. c: the rounds so far. o: the sum, and whether the time ran out.
+# Every rank writes a value and a flag to every rank, and adds up the values that it receives until its time (l, ns) is
+# over. p: the ranks' memory. It has 64 bytes for each sender, twice (even and odd rounds), since a rank may write for
+# the next round before another has read this round's. c: the rounds so far. o: the sum, and whether the time ran out.
 EXCHANGE = """
 	.reg .u32 %r_n; ld.global.u32 %r_n, [%rd_c]; add.u32 %r_n, %r_n, 1;
 	mov.u32 %r1, %tid.x; mov.u32 %r9, 0; setp.ge.u32 %p1, %r1, %r_w; @%p1 bra joined;
@@ -60,7 +60,7 @@ class Ranks:
                 ctypes.c_uint64(self.limit)]  # fmt: skip
 
     def result(self, rank):
-        """The sum of what came to a rank, and whether its time ran out."""
+        """The sum of the values that a rank received, and whether its time ran out."""
         return self.emulator.get(self.out[rank], 2, np.uint32).tolist()
 
     def expected(self, rounds):

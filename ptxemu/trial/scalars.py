@@ -24,7 +24,7 @@ def f32(bits):
 
 
 def bits32(value):
-    """f32 bits of a double by one rounding to nearest; overflow becomes infinity."""
+    """f32 bits of a double, rounded once to nearest; overflow becomes infinity."""
     if math.isnan(value):
         return NAN
     with np.errstate(over="ignore"):
@@ -48,7 +48,7 @@ def flush(bits):
 
 
 def float_op(of, ftz=False):
-    """By numpy's float32 arithmetic; NaN results are 0x7fffffff."""
+    """Applies `of` in numpy's float32 arithmetic; NaN results are 0x7fffffff."""
 
     def expected(a, b, c):
         values = [np.uint32(flush(x) if ftz else x).view(np.float32) for x in (a, b, c)]
@@ -84,7 +84,7 @@ def directed(of, mode):
             return None  # not judged
         exact = of(*map(fractions.Fraction, values))
         if exact == 0:
-            return None  # its sign is the mode's affair
+            return None  # its sign depends on the mode
         return rounded(exact, mode)
 
     return expected
@@ -117,7 +117,7 @@ def to_integer(value, mode, low, high, nan):
 
 
 def divide(a, b):
-    """Toward zero; by zero all bits are set."""
+    """Divides toward zero; a division by zero gives all bits set."""
     return -1 if b == 0 else (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1)
 
 
@@ -224,17 +224,20 @@ def flag(text):
 
 CASES = [
     ("add.s32", binary("add.s32"), 32, lambda a, b, c: (a + b) & M32),
-    ("add.sat.s32", binary("add.sat.s32"), 32, lambda a, b, c: max(-(1 << 31), min((1 << 31) - 1, signed(a) + signed(b))) & M32),
+    ("add.sat.s32", binary("add.sat.s32"), 32,
+     lambda a, b, c: max(-(1 << 31), min((1 << 31) - 1, signed(a) + signed(b))) & M32),
     ("sub.u64", "sub.u64 %rd9, %rd1, %rd2;", 64, lambda a, b, c: (a - b) & M64),
     ("add.cc", "add.cc.u32 %r4, %r1, %r2; addc.u32 %r9, %r2, %r3;", 32, lambda a, b, c: (b + c + (a + b > M32)) & M32),
     ("sub.cc", "sub.cc.u32 %r4, %r1, %r2; subc.u32 %r9, %r2, %r3;", 32, lambda a, b, c: (b - c - (a < b)) & M32),
-    ("addc.cc", "add.cc.u32 %r4, %r1, %r2; addc.cc.u32 %r5, %r2, %r3; addc.u32 %r9, %r1, %r3;", 32, lambda a, b, c: (a + c + (b + c + (a + b > M32) > M32)) & M32),
+    ("addc.cc", "add.cc.u32 %r4, %r1, %r2; addc.cc.u32 %r5, %r2, %r3; addc.u32 %r9, %r1, %r3;", 32,
+     lambda a, b, c: (a + c + (b + c + (a + b > M32) > M32)) & M32),
     ("mul.lo.s32", binary("mul.lo.s32"), 32, lambda a, b, c: (a * b) & M32),
     ("mul.hi.s32", binary("mul.hi.s32"), 32, lambda a, b, c: (signed(a) * signed(b) >> 32) & M32),
     ("mul.hi.u32", binary("mul.hi.u32"), 32, lambda a, b, c: a * b >> 32),
     ("mul.hi.u64", "mul.hi.u64 %rd9, %rd1, %rd2;", 64, lambda a, b, c: a * b >> 64),
     ("mul.wide.s32", "mul.wide.s32 %rd9, %r1, %r2;", 64, lambda a, b, c: (signed(a & M32) * signed(b & M32)) & M64),
-    ("mul.wide.u16", "cvt.u16.u32 %h1, %r1; cvt.u16.u32 %h2, %r2; mul.wide.u16 %r9, %h1, %h2;", 32, lambda a, b, c: (a & 0xFFFF) * (b & 0xFFFF)),
+    ("mul.wide.u16", "cvt.u16.u32 %h1, %r1; cvt.u16.u32 %h2, %r2; mul.wide.u16 %r9, %h1, %h2;", 32,
+     lambda a, b, c: (a & 0xFFFF) * (b & 0xFFFF)),
     ("mad.lo.s32", ternary("mad.lo.s32"), 32, lambda a, b, c: (a * b + c) & M32),
     ("mad.wide.u32", "mad.wide.u32 %rd9, %r1, %r2, %rd3;", 64, lambda a, b, c: ((a & M32) * (b & M32) + c) & M64),
     ("div.s32", binary("div.s32"), 32, lambda a, b, c: divide(signed(a), signed(b)) & M32),
@@ -247,7 +250,8 @@ CASES = [
     ("max.u32", binary("max.u32"), 32, lambda a, b, c: max(a, b)),
     ("max.s64", "max.s64 %rd9, %rd1, %rd2;", 64, lambda a, b, c: max(signed(a, 64), signed(b, 64)) & M64),
     ("max.u16x2", binary("max.u16x2"), 32, lambda a, b, c: max(a & 0xFFFF, b & 0xFFFF) | max(a >> 16, b >> 16) << 16),
-    ("dp4a.s32.u32", ternary("dp4a.s32.u32"), 32, lambda a, b, c: (c + sum(signed(a >> i & 255, 8) * (b >> i & 255) for i in (0, 8, 16, 24))) & M32),
+    ("dp4a.s32.u32", ternary("dp4a.s32.u32"), 32,
+     lambda a, b, c: (c + sum(signed(a >> i & 255, 8) * (b >> i & 255) for i in (0, 8, 16, 24))) & M32),
     ("and.b32", binary("and.b32"), 32, lambda a, b, c: a & b),
     ("xor.b64", "xor.b64 %rd9, %rd1, %rd2;", 64, lambda a, b, c: a ^ b),
     ("not.b32", unary("not.b32"), 32, lambda a, b, c: ~a & M32),
@@ -255,14 +259,20 @@ CASES = [
     ("shl.b32", "and.b32 %r4, %r2, 63; shl.b32 %r9, %r1, %r4;", 32, lambda a, b, c: (a << (b & 63)) & M32),
     ("shr.u32", "and.b32 %r4, %r2, 63; shr.u32 %r9, %r1, %r4;", 32, lambda a, b, c: a >> (b & 63)),
     ("shr.s32", "and.b32 %r4, %r2, 63; shr.s32 %r9, %r1, %r4;", 32, lambda a, b, c: (signed(a) >> (b & 63)) & M32),
-    ("shr.s64", "and.b32 %r4, %r2, 127; shr.s64 %rd9, %rd1, %r4;", 64, lambda a, b, c: (signed(a, 64) >> (b & 127)) & M64),
+    ("shr.s64", "and.b32 %r4, %r2, 127; shr.s64 %rd9, %rd1, %r4;", 64,
+     lambda a, b, c: (signed(a, 64) >> (b & 127)) & M64),
     ("shf.l.wrap", ternary("shf.l.wrap.b32"), 32, lambda a, b, c: ((b << 32 | a) << (c & 31) >> 32) & M32),
     ("shf.r.wrap", ternary("shf.r.wrap.b32"), 32, lambda a, b, c: (b << 32 | a) >> (c & 31) & M32),
-    ("shf.l.clamp", "and.b32 %r4, %r3, 63; shf.l.clamp.b32 %r9, %r1, %r2, %r4;", 32, lambda a, b, c: ((b << 32 | a) << min(c & 63, 32) >> 32) & M32),
-    ("shf.r.clamp", "and.b32 %r4, %r3, 63; shf.r.clamp.b32 %r9, %r1, %r2, %r4;", 32, lambda a, b, c: (b << 32 | a) >> min(c & 63, 32) & M32),
-    ("bfe.u32", "and.b32 %r4, %r2, 63; and.b32 %r5, %r3, 63; bfe.u32 %r9, %r1, %r4, %r5;", 32, lambda a, b, c: field(a, b & 63, c & 63, 32, False)),
-    ("bfe.s32", "and.b32 %r4, %r2, 63; and.b32 %r5, %r3, 63; bfe.s32 %r9, %r1, %r4, %r5;", 32, lambda a, b, c: field(a, b & 63, c & 63, 32, True)),
-    ("bfi.b32", "and.b32 %r4, %r3, 63; shr.u32 %r5, %r3, 26; bfi.b32 %r9, %r1, %r2, %r4, %r5;", 32, lambda a, b, c: inserted(a, b, c & 63, c >> 26, 32)),
+    ("shf.l.clamp", "and.b32 %r4, %r3, 63; shf.l.clamp.b32 %r9, %r1, %r2, %r4;", 32,
+     lambda a, b, c: ((b << 32 | a) << min(c & 63, 32) >> 32) & M32),
+    ("shf.r.clamp", "and.b32 %r4, %r3, 63; shf.r.clamp.b32 %r9, %r1, %r2, %r4;", 32,
+     lambda a, b, c: (b << 32 | a) >> min(c & 63, 32) & M32),
+    ("bfe.u32", "and.b32 %r4, %r2, 63; and.b32 %r5, %r3, 63; bfe.u32 %r9, %r1, %r4, %r5;", 32,
+     lambda a, b, c: field(a, b & 63, c & 63, 32, False)),
+    ("bfe.s32", "and.b32 %r4, %r2, 63; and.b32 %r5, %r3, 63; bfe.s32 %r9, %r1, %r4, %r5;", 32,
+     lambda a, b, c: field(a, b & 63, c & 63, 32, True)),
+    ("bfi.b32", "and.b32 %r4, %r3, 63; shr.u32 %r5, %r3, 26; bfi.b32 %r9, %r1, %r2, %r4, %r5;", 32,
+     lambda a, b, c: inserted(a, b, c & 63, c >> 26, 32)),
     ("popc.b32", unary("popc.b32"), 32, lambda a, b, c: bin(a).count("1")),
     ("clz.b32", unary("clz.b32"), 32, lambda a, b, c: 32 - a.bit_length()),
     ("clz.b64", "clz.b64 %r9, %rd1; cvt.u64.u32 %rd9, %r9;", 64, lambda a, b, c: 64 - a.bit_length()),
@@ -272,9 +282,11 @@ CASES = [
     ("bfind.shiftamt.u32", unary("bfind.shiftamt.u32"), 32, lambda a, b, c: find_first(a, False, True)),
     ("prmt.b32", ternary("prmt.b32"), 32, permuted),
     ("lop3.b32", "lop3.b32 %r9, %r1, %r2, %r3, 0xe2;", 32, lambda a, b, c: logic(a, b, c, 0xE2)),
-    ("selp.b32", "setp.lt.s32 %p1, %r1, %r2; selp.b32 %r9, %r2, %r3, %p1;", 32, lambda a, b, c: b if signed(a) < signed(b) else c),
+    ("selp.b32", "setp.lt.s32 %p1, %r1, %r2; selp.b32 %r9, %r2, %r3, %p1;", 32,
+     lambda a, b, c: b if signed(a) < signed(b) else c),
     ("setp.hi.u32", flag("setp.hi.u32 %p1, %r1, %r2"), 32, lambda a, b, c: int(a > b)),
-    ("setp.and", "setp.ne.s32 %p2, %r3, 0; " + flag("setp.ge.and.s32 %p1, %r1, %r2, %p2"), 32, lambda a, b, c: int(signed(a) >= signed(b) and c != 0)),
+    ("setp.and", "setp.ne.s32 %p2, %r3, 0; " + flag("setp.ge.and.s32 %p1, %r1, %r2, %p2"), 32,
+     lambda a, b, c: int(signed(a) >= signed(b) and c != 0)),
     ("setp.lt.f32", flag("setp.lt.f32 %p1, %r1, %r2"), 32, lambda a, b, c: int(f32(a) < f32(b))),
     ("setp.ne.f32", flag("setp.ne.f32 %p1, %r1, %r2"), 32, lambda a, b, c: int(f32(a) < f32(b) or f32(a) > f32(b))),
     ("setp.neu.f32", flag("setp.neu.f32 %p1, %r1, %r2"), 32, lambda a, b, c: int(not f32(a) == f32(b))),
@@ -302,21 +314,30 @@ CASES = [
     ("cvt.s32.s8", unary("cvt.s32.s8"), 32, lambda a, b, c: signed(a & 255, 8) & M32),
     ("cvt.sat.u8.s32", unary("cvt.sat.u8.s32"), 32, lambda a, b, c: max(0, min(255, signed(a)))),
     ("cvt.rn.f32.u32", unary("cvt.rn.f32.u32"), 32, lambda a, b, c: int(np.float32(np.uint32(a)).view(np.uint32))),
-    ("cvt.rz.f32.s32", unary("cvt.rz.f32.s32"), 32, lambda a, b, c: rounded(fractions.Fraction(signed(a)), "rz") if a else 0),
-    ("cvt.rni.s32.f32", unary("cvt.rni.s32.f32"), 32, lambda a, b, c: to_integer(f32(a), "rni", -(1 << 31), (1 << 31) - 1, 0) & M32),
-    ("cvt.rzi.s32.f32", unary("cvt.rzi.s32.f32"), 32, lambda a, b, c: to_integer(f32(a), "rzi", -(1 << 31), (1 << 31) - 1, 0) & M32),
+    ("cvt.rz.f32.s32", unary("cvt.rz.f32.s32"), 32,
+     lambda a, b, c: rounded(fractions.Fraction(signed(a)), "rz") if a else 0),
+    ("cvt.rni.s32.f32", unary("cvt.rni.s32.f32"), 32,
+     lambda a, b, c: to_integer(f32(a), "rni", -(1 << 31), (1 << 31) - 1, 0) & M32),
+    ("cvt.rzi.s32.f32", unary("cvt.rzi.s32.f32"), 32,
+     lambda a, b, c: to_integer(f32(a), "rzi", -(1 << 31), (1 << 31) - 1, 0) & M32),
     ("cvt.rpi.u32.f32", unary("cvt.rpi.u32.f32"), 32, lambda a, b, c: to_integer(f32(a), "rpi", 0, M32, 0)),
-    ("cvt.rzi.s64.f64", "cvt.rzi.s64.f64 %rd9, %rd1;", 64, lambda a, b, c: to_integer(f64(a), "rzi", -(1 << 63), (1 << 63) - 1, 1 << 63) & M64),
+    ("cvt.rzi.s64.f64", "cvt.rzi.s64.f64 %rd9, %rd1;", 64,
+     lambda a, b, c: to_integer(f64(a), "rzi", -(1 << 63), (1 << 63) - 1, 1 << 63) & M64),
     ("cvt.rmi.f32.f32", unary("cvt.rmi.f32.f32"), 32, float_op(lambda a, b, c: np.floor(a))),
     ("cvt.f64.f32", "cvt.f64.f32 %rd9, %r1;", 64, lambda a, b, c: None if is_nan(a & M32) else bits64(f32(a & M32))),
     ("cvt.rn.f32.f64", "cvt.rn.f32.f64 %r9, %rd1; cvt.u64.u32 %rd9, %r9;", 64, lambda a, b, c: bits32(f64(a))),
     ("cvt.rz.f32.f64", "cvt.rz.f32.f64 %r9, %rd1; cvt.u64.u32 %rd9, %r9;", 64, lambda a, b, c: double_to_zero(f64(a))),
-    ("cvt.pack", "cvt.pack.sat.s16.s32 %r9, %r1, %r2;", 32, lambda a, b, c: (saturated(a) & 0xFFFF) << 16 | saturated(b) & 0xFFFF),
+    ("cvt.pack", "cvt.pack.sat.s16.s32 %r9, %r1, %r2;", 32,
+     lambda a, b, c: (saturated(a) & 0xFFFF) << 16 | saturated(b) & 0xFFFF),
     ("mov.b64", "mov.b64 %rd9, {%r1, %r2};", 64, lambda a, b, c: (b & M32) << 32 | a & M32),
-    ("add.f16", "cvt.u16.u32 %h1, %r1; cvt.u16.u32 %h2, %r2; add.f16 %h3, %h1, %h2; cvt.u32.u16 %r9, %h3;", 32, half(lambda a, b, c: a + b, np.float16)),
-    ("mul.bf16", "cvt.u16.u32 %h1, %r1; cvt.u16.u32 %h2, %r2; mul.bf16 %h3, %h1, %h2; cvt.u32.u16 %r9, %h3;", 32, half(lambda a, b, c: a * b, ml_dtypes.bfloat16)),
-    ("fma.rn.f16", "fma.rn.f16x2 %r9, %r1, %r2, %r3; and.b32 %r9, %r9, 0xffff;", 32, half(lambda a, b, c: a * b + c, np.float16)),
-    ("fma.rn.bf16", "fma.rn.bf16x2 %r9, %r1, %r2, %r3; and.b32 %r9, %r9, 0xffff;", 32, half(lambda a, b, c: a * b + c, ml_dtypes.bfloat16)),
+    ("add.f16", "cvt.u16.u32 %h1, %r1; cvt.u16.u32 %h2, %r2; add.f16 %h3, %h1, %h2; cvt.u32.u16 %r9, %h3;", 32,
+     half(lambda a, b, c: a + b, np.float16)),
+    ("mul.bf16", "cvt.u16.u32 %h1, %r1; cvt.u16.u32 %h2, %r2; mul.bf16 %h3, %h1, %h2; cvt.u32.u16 %r9, %h3;", 32,
+     half(lambda a, b, c: a * b, ml_dtypes.bfloat16)),
+    ("fma.rn.f16", "fma.rn.f16x2 %r9, %r1, %r2, %r3; and.b32 %r9, %r9, 0xffff;", 32,
+     half(lambda a, b, c: a * b + c, np.float16)),
+    ("fma.rn.bf16", "fma.rn.bf16x2 %r9, %r1, %r2, %r3; and.b32 %r9, %r9, 0xffff;", 32,
+     half(lambda a, b, c: a * b + c, ml_dtypes.bfloat16)),
     ("cvt.rz.f16.f32", "cvt.rz.f16.f32 %h1, %r1; cvt.u32.u16 %r9, %h1;", 32, lambda a, b, c: half_to_zero(a)),
 ]  # fmt: skip
 
@@ -356,20 +377,8 @@ def operands(count, bits, seed):
         special += [0x7F7FFFFF, 0x4F000000, 0xCF000000, 0x3F000000, 0x3FC00000, 0x40200000, 0x33800000, 0x477FE000]
         special += [0x387FC000]
     else:
-        floats = (
-            1.0,
-            -1.5,
-            1 + 2**-30,
-            1e300,
-            0.1,
-            math.inf,
-            -math.inf,
-            math.nan,
-            2.0**63,
-            -(2.0**63),
-            3.99999999,
-            1 + 2**-24,
-        )
+        floats = (1.0, -1.5, 1 + 2**-30, 1e300, 0.1, math.inf, -math.inf, math.nan, 2.0**63, -(2.0**63), 3.99999999,
+                  1 + 2**-24)  # fmt: skip
         special = [0, 1, M64, 1 << 63, (1 << 63) - 1, *map(bits64, floats)]
     first = [(a, b, special[(i * 7 + j) % len(special)]) for i, a in enumerate(special) for j, b in enumerate(special)]
     values = generator.integers(0, 1 << bits, size=(3, count), dtype=np.uint64)

@@ -119,7 +119,7 @@ done:
 
 
 def test_deadlock_report(emulator):
-    """Warp 1 leaves without arriving: the report says who waits for what, and where."""
+    """Warp 1 exits without arriving: the report names each waiting warp, its line and what it waits for."""
     body = """
 	mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32; mov.u32 %r2, barrier;
 	@!%p1 bra done;

@@ -1,4 +1,4 @@
-"""Tests of asynchronous copies: when they become visible, what they move, and where tensor copies put it."""
+"""Tests of asynchronous copies: when they become visible, and which bytes they move to which place."""
 
 import ctypes
 
@@ -12,7 +12,7 @@ MAP = ".param .u64 p_o, .param .align 64 .b8 map[128]"
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_cp_async_is_visible_at_its_wait(emulator, order):
-    """Two groups: before any wait neither is there, after wait_group 1 the first alone."""
+    """Two groups: before any wait neither is visible, after wait_group 1 only the first."""
     body = """
 	mov.u32 %r1, block;
 	cp.async.ca.shared.global [%r1], [%rd_a], 16; cp.async.commit_group;
@@ -175,7 +175,7 @@ again:
 
 
 def test_tensor_map_replaced_on_the_device(emulator):
-    """The map lies in global memory; the kernel gives it another tensor's address and fewer rows."""
+    """The map is in global memory; the kernel gives it another tensor's address and fewer rows."""
     box, at = (32, 16), (8, 5)
     replace = """
 	setp.ne.u32 %p5, %r1, 0;

@@ -8,7 +8,8 @@ import pytest
 from trial.emulator import ORDERS, LaunchConfig, LaunchError, ptx
 
 FIRST = """
-	mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_a, %rd1; mov.u32 %r2, %tid.x; setp.lt.u32 %p1, %r2, 32;
+	mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_a, %rd1; \
+mov.u32 %r2, %tid.x; setp.lt.u32 %p1, %r2, 32;
 	@%p1 bra trigger;
 	nanosleep.u32 100;
 	BEFORE
@@ -41,7 +42,7 @@ def dependent(emulator, before, after, wait, order):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("before, after, wait", [("", STORE, WAIT), (STORE, "", "")])
 def test_dependent_launch_waits(emulator, before, after, wait, order):
-    """By griddepcontrol.wait for all of the first launch; before it begins, until all threads have triggered or ended."""
+    """It begins once all threads of the first have triggered or ended; griddepcontrol.wait waits for all its work."""
     assert (dependent(emulator, before, after, wait, order) == 7).all()
 
 
@@ -67,7 +68,8 @@ CANCEL = """
 	mov.u32 %r1, %ctaid.x; mov.u32 %r2, barrier; mov.u32 %r3, answer; mov.u32 %r4, 0;
 	mbarrier.init.shared::cta.b64 [%r2], 1;
 next:
-	mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_o, %rd1; ld.global.u32 %r5, [%rd2]; add.u32 %r5, %r5, 1; st.global.u32 [%rd2], %r5;
+	mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_o, %rd1; \
+ld.global.u32 %r5, [%rd2]; add.u32 %r5, %r5, 1; st.global.u32 [%rd2], %r5;
 	mbarrier.arrive.expect_tx.shared::cta.b64 %rd3, [%r2], 16;
 	clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r3], [%r2];
 again:
@@ -85,7 +87,7 @@ done:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_cancelled_ctas_are_run_by_others(emulator, order):
-    """Each cta works for itself and for those that it cancels: every one is worked for once."""
+    """Each cta does its own work and that of the ctas it cancels: all work is done once."""
     shared = ".shared .align 16 .b8 answer[16];\n.shared .align 8 .b8 barrier[8];"
     out = emulator.put(np.zeros(7, np.uint32))
     with emulator.order(order):
@@ -123,7 +125,7 @@ def test_launches_that_no_device_takes(emulator, options):
 
 
 def test_a_failed_launch_fails_what_follows(emulator):
-    """Until the device is reset, as on a device."""
+    """Every later launch fails until the device is reset, as on a GPU."""
     bad = emulator.kernel(ptx("\n\ttrap;"), "test")
     good = emulator.kernel(ptx("\n\tmov.u32 %r1, 0;"), "test")
     emulator.enqueue(bad, [])

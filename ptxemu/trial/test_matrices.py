@@ -1,4 +1,4 @@
-"""Matrix instructions against numpy: operands' places in registers, shared and tensor memory; when results are visible."""
+"""Matrix instructions against numpy: places of operands in registers and memory, and when results become visible."""
 
 import ml_dtypes
 import numpy as np
@@ -44,7 +44,8 @@ def test_matrices_in_registers(emulator, store, trans, form):
 
 
 FRAGMENTS = """
-	mov.u32 %r1, %tid.x; mul.wide.u32 %rd1, %r1, 16; add.s64 %rd2, %rd_a, %rd1; ld.global.v4.u32 {%r10, %r11, %r12, %r13}, [%rd2];
+	mov.u32 %r1, %tid.x; mul.wide.u32 %rd1, %r1, 16; add.s64 %rd2, %rd_a, %rd1; \
+ld.global.v4.u32 {%r10, %r11, %r12, %r13}, [%rd2];
 	mul.wide.u32 %rd3, %r1, 8; add.s64 %rd4, %rd_b, %rd3; ld.global.v2.u32 {%r14, %r15}, [%rd4];
 	add.s64 %rd5, %rd_c, %rd1; ld.global.v4.u32 {%r16, %r17, %r18, %r19}, [%rd5];
 	MMA
@@ -67,7 +68,10 @@ def test_mma_of_halves(emulator, name, dtype):
     pairs = [(g, q), (g + 8, q), (g, q + 8), (g + 8, q + 8)]
     a_fragments = np.stack([np.stack([a[row, k], a[row, k + 1]], 1) for row, k in pairs], 1).astype(dtype)
     b_fragments = np.stack([np.stack([b[k, g], b[k + 1, g]], 1) for k in (q, q + 8)], 1).astype(dtype)
-    mma = f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 {{%r20,%r21,%r22,%r23}}, {{%r10,%r11,%r12,%r13}}, {{%r14,%r15}}, {{%r16,%r17,%r18,%r19}};"
+    mma = (
+        f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 "
+        "{%r20,%r21,%r22,%r23}, {%r10,%r11,%r12,%r13}, {%r14,%r15}, {%r16,%r17,%r18,%r19};"
+    )
     operands = [a_fragments, b_fragments, accumulator_fragments(c)]
     got = emulator.run(FRAGMENTS.replace("MMA", mma), operands, (32, 4), np.float32)
     assert (got == accumulator_fragments(a @ b + c)).all()
@@ -89,7 +93,9 @@ def test_mma_block_scaled(emulator):
     c = integers((16, 8), -100, 100)
     lanes = np.arange(32)
     g, q = lanes // 4, lanes % 4
-    take = lambda codes, rows, first: nibbles(np.stack([codes[r, f : f + 8] for r, f in zip(rows, first, strict=True)]))  # noqa: E731
+    take = lambda codes, rows, first: nibbles(  # noqa: E731
+        np.stack([codes[r, f : f + 8] for r, f in zip(rows, first, strict=True)])
+    )  # fmt: skip
     a_fragments = np.stack([take(a_codes, g + 8 * (i % 2), 8 * q + 32 * (i // 2)) for i in range(4)], 1)
     b_fragments = np.stack([take(b_codes, g, 8 * q + 32 * i) for i in range(2)], 1)
     for a_thread, b_thread in ((0, 0), (1, 3)):
@@ -104,14 +110,17 @@ def test_mma_block_scaled(emulator):
         mma = "mul.wide.u32 %rd7, %r1, 8; add.s64 %rd8, %rd_s, %rd7; ld.global.v2.u32 {%r30, %r31}, [%rd8];\n\t"
         mma += f".reg .b16 zero, ta, tb; mov.u16 zero, 0; mov.u16 ta, {a_thread}; mov.u16 tb, {b_thread};\n\t"
         mma += "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3 "
-        mma += "{%r20,%r21,%r22,%r23}, {%r10,%r11,%r12,%r13}, {%r14,%r15}, {%r16,%r17,%r18,%r19}, {%r30}, {zero, ta}, {%r31}, {zero, tb};"
+        mma += (
+            "{%r20,%r21,%r22,%r23}, {%r10,%r11,%r12,%r13}, {%r14,%r15}, {%r16,%r17,%r18,%r19}, "
+            "{%r30}, {zero, ta}, {%r31}, {zero, tb};"
+        )
         operands = [a_fragments, b_fragments, accumulator_fragments(c), both]
         got = emulator.run(FRAGMENTS.replace("MMA", mma.replace("rd_s", "rd_d")), operands, (32, 4), np.float32)
         assert (got == accumulator_fragments(left @ right.T + c)).all()
 
 
 def core_matrices(operand):
-    """(rows, 16) halves in the layout without swizzle: 8x8 matrices of 128 bytes, those of k beside each other."""
+    """(rows, 16) halves in the layout without swizzle: 8x8 matrices of 128 bytes, those of k next to each other."""
     rows = operand.shape[0]
     return operand.reshape(rows // 8, 8, 2, 8).transpose(0, 2, 1, 3)
 
@@ -212,7 +221,7 @@ def test_wgmma_of_fp8(emulator, types, a_registers, order):
 
 
 def test_wgmma_is_poison_before_its_wait(emulator):
-    """A register that is read before the wait holds what no program should use."""
+    """A register that is read before the wait holds poison."""
     body = WGMMA.replace(
         "mov.b32 %r10, %f2; // no accumulator's copy: an instruction that reads",
         "add.f32 %f10, %f2, 0f00000000; mov.b32 %r10, %f10;",

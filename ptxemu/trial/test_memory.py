@@ -25,7 +25,8 @@ def test_fresh_memory_is_poison(emulator):
 @pytest.mark.parametrize(
     "offset, freed, parts",
     [
-        (40, False, ("out of bounds: 4 bytes of global memory", "0 bytes after the end of device memory", "(40 bytes at")),
+        (40, False,
+         ("out of bounds: 4 bytes of global memory", "0 bytes after the end of device memory", "(40 bytes at")),
         (0, True, ("in freed device memory", "(40 bytes at")),
         (2, False, ("misaligned: 4 bytes",)),
     ],

@@ -71,7 +71,8 @@ DEPENDENT = [
     (("", ""), ("griddepcontrol.wait;", ""), ("ld.global.u32 %r11", "st.global.u32 [%rd2]")),
     # The first launch's writes may be read early only because the second waited before it let the third begin.
     (
-        ("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;", "griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;"),
+        ("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;",
+         "griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;"),
         ("", ""),
         ("ld.global.u32 %r10", "st.global.u32 [%rd3]"),
     ),
@@ -81,7 +82,7 @@ DEPENDENT = [
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("second, third, lines", DEPENDENT)
 def test_dependent_launches(emulator, second, third, lines, order):
-    """A launch that begins early knows what the one before had waited for when it let it begin, and no more."""
+    """A launch that begins early is ordered only after what its predecessor had waited for when it triggered."""
     texts = [ptx(START + body, "ao", shared=SHARED) for body in (FIRST, SECOND.replace(*second), THIRD.replace(*third))]
     cells, out = emulator.put(np.zeros(64, np.uint32)), emulator.put(np.zeros(64, np.uint32))
     kernels = [emulator.kernel(text, "test") for text in texts]
@@ -100,7 +101,14 @@ def test_dependent_launches(emulator, second, third, lines, order):
 def test_launches_in_turn_are_ordered(emulator):
     """Launches that are not programmatic begin once those before them have ended."""
     cells, out = emulator.put(np.zeros(64, np.uint32)), emulator.empty(256)
-    kernel = emulator.kernel(ptx(START + "\n\tld.global.u32 %r9, [%rd3]; add.u32 %r9, %r9, 1; st.global.u32 [%rd3], %r9;", "ao", shared=SHARED), "test")  # fmt: skip
+    kernel = emulator.kernel(
+        ptx(
+            START + "\n\tld.global.u32 %r9, [%rd3]; add.u32 %r9, %r9, 1; st.global.u32 [%rd3], %r9;",
+            "ao",
+            shared=SHARED,
+        ),
+        "test",
+    )
     with emulator.checked():
         for _ in range(3):
             emulator.enqueue(kernel, [cells, out])
@@ -123,7 +131,7 @@ def test_a_report_names_both_threads_and_lines(emulator):
 
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_tcgen05_fences_may_be_left_out(emulator, side):
-    """CUTLASS has none: PTXEMU_CHECK=order,no-tcgen05-fence asks for the other orders alone."""
+    """CUTLASS has no tcgen05.fence: PTXEMU_CHECK=order,no-tcgen05-fence asks only for the other orders."""
     (case,) = [case for case in LITMUS if case.name == "tcgen05 and tensor memory"]
     body = case.body.replace(f"tcgen05.fence::{side}_thread_sync;", "")
     text = ptx(START + body, "ao", shared=SHARED, target=case.target)

@@ -11,7 +11,7 @@ import pytest
 from trial.emulator import ROOT
 
 FAULTS = re.findall(r"^PLANTED\((\w+), \"(.*)\"\)", (ROOT / "runtime/planted.def").read_text(), re.M)
-SURVIVORS = ()  # faults that no test can see, with the reason beside each
+SURVIVORS = ()  # faults that no test can see, with the reason after each
 
 
 def seen_by(names):

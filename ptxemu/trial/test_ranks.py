@@ -60,7 +60,7 @@ def test_graphs_of_ranks_exchange(emulator, world):
 
 
 def test_a_launch_runs_though_its_thread_does_not_wait(emulator):
-    """Rank 0 launches and goes to the host's own work; who waits runs that launch too."""
+    """Rank 0 launches and goes on with host work; a thread that waits runs that launch too."""
     ranks, done = Ranks(emulator, 2), threading.Event()
 
     def first():
@@ -154,7 +154,7 @@ told:
 
 
 def mapped(emulator, words):
-    """Pinned memory as the host has it, and as the device does."""
+    """Pinned memory: an array on the host, and its device pointer."""
     host, on_device = ctypes.c_void_p(), ctypes.c_void_p()
     emulator.check(emulator.cuda.cudaHostAlloc(ctypes.byref(host), ctypes.c_size_t(4 * words), 2))
     emulator.check(emulator.cuda.cudaHostGetDevicePointer(ctypes.byref(on_device), host, 0))
@@ -186,7 +186,7 @@ def test_the_host_talks_with_a_kernel(emulator):
 
 
 def test_a_thread_asks_and_stops_its_own_kernel(emulator):
-    """As one that watches over a time limit does: queries say that it is not ready."""
+    """Does what a thread with a time limit does: it queries an event, which is not ready, and then stops the kernel."""
     words, pointer = mapped(emulator, 3)
     kernel, other = emulator.kernel(ptx(TALK, "ha"), "test"), emulator.put(np.zeros(1, np.uint32))
     cuda, event = emulator.cuda, ctypes.c_void_p()
@@ -216,7 +216,7 @@ def test_memory_that_is_freed_while_a_kernel_waits(emulator):
 
 
 def test_handles_of_memory(emulator):
-    """Within the process they give the memory itself, and only while it is there."""
+    """Within the process handles give the memory itself, and only while it is allocated."""
     cuda, handle, opened = emulator.cuda, (ctypes.c_uint8 * 64)(), ctypes.c_void_p()
 
     class Handle(ctypes.Structure):

@@ -18,7 +18,8 @@ RELAXED = "ld.relaxed.sys.global.u32 %r3, [%rd9];"
     [
         (SIGNAL, WAIT),
         ("membar.sys; " + VOLATILE, WAIT),
-        ("fence.acq_rel.sys; st.relaxed.sys.global.u32 [%rd5], %r_n;", "ld.volatile.global.u32 %r3, [%rd9]; fence.acq_rel.sys;"),
+        ("fence.acq_rel.sys; st.relaxed.sys.global.u32 [%rd5], %r_n;",
+         "ld.volatile.global.u32 %r3, [%rd9]; fence.acq_rel.sys;"),
         ("red.release.sys.global.max.u32 [%rd5], %r_n;", WAIT),
     ],
 )  # fmt: skip
@@ -90,7 +91,9 @@ def test_launches_know_what_those_before_acquired(emulator, acquires, programmat
 def test_launches_of_host_threads_in_turn_are_ordered(emulator):
     """Work that had ended before a launch was enqueued counts as ordered by the host."""
     cell = emulator.put(np.zeros(1, np.uint32))
-    kernel = emulator.kernel(ptx("\n\tld.global.u32 %r1, [%rd_a]; add.u32 %r1, %r1, 1; st.global.u32 [%rd_a], %r1;", "a"), "test")  # fmt: skip
+    kernel = emulator.kernel(
+        ptx("\n\tld.global.u32 %r1, [%rd_a]; add.u32 %r1, %r1, 1; st.global.u32 [%rd_a], %r1;", "a"), "test"
+    )
     with emulator.checked():
         for _ in range(3):
             together([lambda: emulator.launch(kernel, [cell], block=1)])

@@ -71,14 +71,14 @@ def expect(got, want, values, what):
     )
 
 
-# Every upper half of a float with lower halves around each place where a rounding may go either way.
+# Every upper half of a float, with lower halves around each point at which a rounding may go either way.
 FLOATS = (np.arange(65536, dtype=np.uint32)[:, None] << 16 | np.array([0, 1, 0x8000, 0xFFFF], np.uint32)).reshape(-1)
 FINITE = FLOATS[np.isfinite(FLOATS.view(np.float32))]
 IS_NAN = np.isnan(FLOATS.view(np.float32))
 
 
 def nearest(dtype, largest=None):
-    """The package's own conversion of FLOATS, saturated where `largest` is given."""
+    """Returns FLOATS as the package itself converts them, saturated if `largest` is given."""
     values = FLOATS.view(np.float32)
     with np.errstate(all="ignore"):
         if largest:

@@ -15,7 +15,8 @@ REGISTERS = [f"%r{30 + i}" for i in range(16)]
 # Shared memory: what a cta multiplies, ITEMS times 16 bytes, out of %rd_a plus OFFSET times the rank. One thread of the
 # first cta multiplies (ISSUE); its commit opens the barrier of every cta. Then 128 threads read 16 columns each.
 PRODUCT = """
-	mov.u32 %r1, %tid.x; mov.u32 %r2, block; mov.u32 %r20, barrier; mov.u32 %r21, place; mov.u32 %r3, %r1; mov.u32 %r22, %cluster_ctarank;
+	mov.u32 %r1, %tid.x; mov.u32 %r2, block; mov.u32 %r20, barrier; \
+mov.u32 %r21, place; mov.u32 %r3, %r1; mov.u32 %r22, %cluster_ctarank;
 	mul.wide.u32 %rd20, %r22, OFFSET; add.s64 %rd21, %rd_a, %rd20;
 store:
 	shl.b32 %r4, %r3, 4; add.u32 %r5, %r2, %r4; mul.wide.u32 %rd1, %r3, 16; add.s64 %rd2, %rd21, %rd1;
@@ -67,7 +68,10 @@ def product(emulator, operands, issue, idesc, ctas, column=0):
     text = text.replace("ITEMS", str(items)).replace("OFFSET", str(16 * items))
     if ctas == 1:
         text = text.replace("mov.u16 %h1, 3;", "mov.u16 %h1, 1;")
-    shared = f".shared .align 1024 .b8 block[{16 * items}];\n.shared .align 8 .b8 barrier[8];\n.shared .align 4 .b8 place[4];"
+    shared = (
+        f".shared .align 1024 .b8 block[{16 * items}];\n"
+        ".shared .align 8 .b8 barrier[8];\n.shared .align 4 .b8 place[4];"
+    )
     options = {"shared": shared, "target": "sm_100a", "grid": ctas, "block": 128, "cluster": ctas}
     return emulator.run(text, [np.concatenate(operands)], (ctas, 128, 16), np.float32, **options)
 
@@ -79,7 +83,7 @@ def scale_atom(codes):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_block_scaled_product(emulator, order):
-    """mxf4nvf4 of 128 by 16 by 64, scales by tcgen05.cp. The second product does not add, so one is seen."""
+    """mxf4nvf4 of 128 by 16 by 64, scales by tcgen05.cp. The second product does not accumulate: D is one product."""
     scales = np.array([0.5, 1, 2, 4], np.float32).astype(ml_dtypes.float8_e4m3fn)
     a, b = GENERATOR.integers(0, 16, (128, 64)).astype(np.uint8), GENERATOR.integers(0, 16, (16, 64)).astype(np.uint8)
     pick_a, pick_b = GENERATOR.integers(0, 4, (128, 4)), GENERATOR.integers(0, 4, (128, 4))
@@ -144,7 +148,8 @@ PAIR_COPY = """
 	@%p1 bra again;
 	mapa.shared::cluster.u32 %r10, %r2, 0; mov.u16 %h1, 3;
 	mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%r10], 1024;
-	cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r3], [%rd5, {8, 5}], [%r10], %h1;
+	cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster \
+[%r3], [%rd5, {8, 5}], [%r10], %h1;
 	bra arrived;
 again:
 	mbarrier.try_wait.parity.shared::cta.b64 %p4, [%r2], 0;

@@ -55,7 +55,8 @@ def test_a_kernel_and_what_a_launch_must_know():
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r1,%r2,%r3,%r4}, %rd1, %rd2, 1, 1, 1, 0, 0;",
         "bfind.shiftmount.u32 %r1, %r2;",
         "add.ftz.rn.f32 %r1, %r2, %r3;",  # modifiers in another order
-        "mma.sync.aligned.m16n8k16.row.row.f32.bf16.bf16.f32 {%r1,%r1,%r1,%r1},{%r1,%r1,%r1,%r1},{%r1,%r1},{%r1,%r1,%r1,%r1};",
+        "mma.sync.aligned.m16n8k16.row.row.f32.bf16.bf16.f32 "
+        "{%r1,%r1,%r1,%r1},{%r1,%r1,%r1,%r1},{%r1,%r1},{%r1,%r1,%r1,%r1};",
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1,%r2,%r3,%r4}, %rd1, %rd2, 1, -1, 1, 0, 0;",
         "cvt.rn.satfinite.e2m1x4.f32 %r1, %r2, %r3;",
         "ld.global.v3.u32 {%r1,%r2,%r3}, [%rd1];",
@@ -105,7 +106,7 @@ WGMMA = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1,%r2,%r3,%r4}, 
 
 
 def test_registers_that_wgmma_takes_without_a_fence():
-    """A copy is as old as what it is made of, and what comes from elsewhere is not followed."""
+    """A copy is as old as its source, and values from other blocks are not tracked."""
     written = "wgmma.fence.sync.aligned;\n\tadd.u32 %r5, %r5, 1;\n\tmov.u32 %r3, %r5;\n\t"
     assert f"on_unfenced(T,{BODY_LINE + 1})" in translated(written + WGMMA)
     assert "on_unfenced" not in translated(written + "wgmma.fence.sync.aligned; " + WGMMA)

@@ -83,7 +83,7 @@ def test_reductions(emulator):
 
 
 def test_lanes_apart(emulator):
-    """Two halves of a warp meet by their own masks, in branches of their own."""
+    """Two halves of a warp synchronize by their own masks, each in its own branch."""
     body = """
 	setp.lt.u32 %p1, %r2, 16;
 	@!%p1 bra upper;

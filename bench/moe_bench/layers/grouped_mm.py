@@ -1,4 +1,4 @@
-"""Unquantized bf16 weights through torch's grouped_mm: sort the slots by expert, two grouped products, weigh and add."""
+"""Unquantized bf16 weights through torch's grouped_mm: sort slots by expert, two grouped products, weigh and add."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Group:
 def filled(template, unused=0):
     """(kernel, match, operands) -> the template's C++; None for another number of operands than it names.
 
-    unused: operands that the emulator does not look at."""
+    unused: operands that the emulator ignores."""
     numbers = [int(name) for _, name, _, _ in string.Formatter().parse(template) if name and name.isdigit()]
 
     def fill(kernel, match, operands, results):
@@ -129,7 +129,7 @@ def effects(*rows):
 
 
 def results(rows, put):
-    """Declares forms whose result, after the template's last "; ", is assigned by put(kernel, match, operand 0, result)."""
+    """Declares forms whose result (after the template's last "; ") put(kernel, match, operand 0, result) assigns."""
     for word, pattern, template in rows:
         fill = filled(template)
 

@@ -41,4 +41,7 @@ def lop3_predicate(kernel, match, operands):
     values = ",".join(kernel.get(operand, 32) for operand in operands[1:5])
     to, nonzero = (name.strip() for name in operands[0].split("|"))
     joined = f"(result!=0){'&&' if match['join'] == 'and' else '||'}{kernel.predicate(operands[5])}"
-    return f"uint32_t result=logic3({values}); bool joined={joined}; {kernel.put(to, 'result')} {kernel.put(nonzero, 'joined')}"
+    return (
+        f"uint32_t result=logic3({values}); bool joined={joined}; "
+        f"{kernel.put(to, 'result')} {kernel.put(nonzero, 'joined')}"
+    )

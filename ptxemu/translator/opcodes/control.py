@@ -43,7 +43,7 @@ def call(kernel, match, operands):
         return ";"
     if not any(function.name == names[0] for function in kernel.module.functions):
         raise TranslationError(f"unknown function {names[0]}")
-    # Results stand before the name, arguments after it.
+    # Results come before the name, arguments after it.
     arrays = []
     for operand in operands:
         if operand.startswith("("):

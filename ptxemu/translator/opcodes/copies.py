@@ -40,7 +40,7 @@ def cp_async(kernel, match, operands):
     to, address, size, *rest = operands
     source = size = kernel.get(size, 32)
     if rest:
-        # A predicate that says "write zeros", or the number of bytes to read.
+        # A predicate that asks for zeros, or the number of bytes to read.
         found = kernel.scope.find(rest[0])
         source = f"({kernel.predicate(rest[0])}?0u:{size})" if found and found[0] == "pred" else kernel.get(rest[0], 32)
     return f"copy_async(T,{kernel.address(to)},{kernel.address(address)},{size},{source});"

@@ -1,4 +1,4 @@
-"""f32, f32x2 and f64 arithmetic. Approximations (.approx) are the correctly rounded value: a chip's may differ by ulps."""
+"""f32, f32x2 and f64 arithmetic. `.approx` forms give the correctly rounded value; a chip's may differ by ulps."""
 
 from . import values
 

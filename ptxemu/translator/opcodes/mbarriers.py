@@ -36,7 +36,10 @@ def arrive(kernel, match, operands):
         expect = f"mbarrier_expect(T,{address},{kernel.get(operands[1], 32)}); "
     elif len(operands) > 1:
         count = kernel.get(operands[1], 32)
-    return f"{expect}uint64_t state=mbarrier_arrive(T,{address},{count},{drop},{ordered(match)}); {kernel.put(state, 'state')}"
+    return (
+        f"{expect}uint64_t state=mbarrier_arrive(T,{address},{count},{drop},{ordered(match)}); "
+        f"{kernel.put(state, 'state')}"
+    )
 
 
 @form("mbarrier", r"\.(?P<what>try_wait|test_wait)(?P<parity>\.parity)?" + ORDER + SHARED)

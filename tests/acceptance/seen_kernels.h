@@ -14,7 +14,7 @@ struct SeenKernel {
   size_t dynamic_shared_bytes = 0;
   std::string launch;  // "ok", or CUDA's words of the first failure
   int registers = 0, static_shared_bytes = 0, local_bytes = 0, max_threads = 0;
-  int binary_version = 0, ptx_version = 0;  // 90 for 9.0; 0 if the driver does not say
+  int binary_version = 0, ptx_version = 0;  // 90 for 9.0; 0 if the driver does not report it
   int ctas_per_multiprocessor = 0;          // at once, by registers, threads and shared memory
 };
 

@@ -213,7 +213,7 @@ TEST(Quantization, CompressedTensorsGroups) {
   group["weights"]["symmetric"] = false;
   EXPECT_THAT(refusal_of(parsed(changed)).message(), HasSubstr("symmetric"));
 
-  json mixed = config;  // FP8 attention beside NVFP4 experts
+  json mixed = config;  // FP8 attention next to NVFP4 experts
   json& quantization = mixed["quantization_config"];
   quantization["format"] = "mixed-precision";
   quantization["config_groups"]["group_0"]["format"] = "nvfp4-pack-quantized";

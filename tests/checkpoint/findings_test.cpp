@@ -15,7 +15,7 @@ struct Expectation {
   Plant plant;
   std::set<std::string> ids;  // of validate()
   Severity severity = Severity::kError;
-  const char* projection = "";  // whose tensor is named
+  const char* projection = "";  // of the tensor that is named
   const char* part = "";
   bool loads = false;
 };
@@ -57,8 +57,7 @@ ATTACK_TEST_P(kPlantedFaults, Planted, IsToldByItsOwnId) {
 
 constexpr Severity kWarn = Severity::kWarning;
 const Expectation kExpectations[] = {
-    {Plant::kFlippedCode, {}, Severity::kError, "", "", true},    // a legal value: only `verify
-                                                                  // --against` can tell
+    {Plant::kFlippedCode, {}, Severity::kError, "", "", true},    // a legal value: only `verify --against` detects it
     {Plant::kScaleTimesTwo, {}, Severity::kError, "", "", true},  // the same
     {Plant::kSwappedGateUp, {}, Severity::kError, "", "", true},  // the same
     {Plant::kTransposedScales, {"shape_mismatch"}, Severity::kError, "down", "scales"},
@@ -174,7 +173,7 @@ TEST(LayerScales, TakeTheLargestUsableOfAllExperts) {
     std::vector<Finding> findings;
     auto scales = must(checkpoint->layer_scales(0, &findings));
     EXPECT_FLOAT_EQ(*scales->hidden, 0.09f);        // 0.01 * (7 + 2)
-    EXPECT_FLOAT_EQ(*scales->intermediate, 0.14f);  // 0.02 * (5 + 2): 7 has none, 6 an infinite one
+    EXPECT_FLOAT_EQ(*scales->intermediate, 0.14f);  // 0.02 * (5 + 2): expert 7 has no input scale, expert 6 an infinite one
     EXPECT_EQ(ids(findings),
               (std::set<std::string>{"input_scale_missing", "input_scale_infinite"}));
   }
@@ -234,7 +233,7 @@ TEST(Findings, EveryTensorIsUsedOrListed) {
   CheckpointBuilder builder({.model_type = "deepseek_v4"});
   auto& tensors = builder.tensors();
   tensors["layers.0.ffn.experts.3.w1.mystery"] = {DType::kF32, {1}, std::vector<uint8_t>(4)};
-  // as the real one has it
+  // as in the real checkpoint
   tensors["layers.0.ffn.shared_experts.w1.weight"].dtype = DType::kF8E4M3;
   tensors["layers.1.ffn.shared_experts.w1.weight"].dtype = DType::kF8E4M3;
   const Opened checkpoint(builder);
@@ -341,7 +340,7 @@ TEST(Statistics, AreThoseOfTheBytes) {
   }
 }
 
-// What producers write for an expert that no token reached: a tensor scale of 0, or its reciprocal,
+// Producers write this for an expert that no token reached: a tensor scale of 0, or its reciprocal,
 // over codes of 0.
 TEST(DeadExperts, AreZerosAndReported) {
   for (const SourceFormat format : {SourceFormat::kModelOpt, SourceFormat::kCompressedTensors}) {

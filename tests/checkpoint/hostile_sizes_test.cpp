@@ -21,8 +21,8 @@ int64_t peak_bytes() {
   return int64_t{usage.ru_maxrss} * 1024;
 }
 
-// Everything that inspect, verify and a load ask of the checkpoint. The bounds are a hundred times
-// what it takes.
+// Everything that inspect, verify and a load read from the checkpoint. The bounds are a hundred
+// times the usual cost.
 void expect_cheap(const std::string& path, const std::string& finding) {
   attacked();
   const auto start = std::chrono::steady_clock::now();

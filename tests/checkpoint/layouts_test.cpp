@@ -38,7 +38,7 @@ TEST(Layouts, ProjectionBeforeTheExpertsNumber) {
   EXPECT_TRUE(checkpoint->layer_scales(1)->hidden.has_value());
 }
 
-// A layer's experts whose names no single rule makes: the message says in what they differ, and
+// The names of a layer's experts follow no single rule: the message explains the difference and
 // names one of each kind.
 TEST(Layouts, OneLayerHasOneKindOfNames) {
   const std::string first = "model.layers.0.mlp.experts.0.down_proj.input_scale";
@@ -104,7 +104,7 @@ TEST(Layouts, SharedExpertWithGateAndUpInOneTensor) {
   }
 }
 
-// As transformers writes MiniMax-M3, whose own shared size the config gives.
+// Named as transformers writes MiniMax-M3; the config gives the shared expert its own size.
 TEST(Layouts, MinimaxM3SharedExpert) {
   CheckpointBuilder builder({.model_type = "minimax_m3", .format = SourceFormat::kFloat});
   builder.config()["text_config"].update(
@@ -199,7 +199,7 @@ TEST(Layouts, ASharedExpertWithOtherActivationsIsNotLoaded) {
   EXPECT_THAT(finding->actual, HasSubstr("bf16 activations next to routed experts with nvfp4"));
 }
 
-// 2 I = H makes gate_up_proj square, I = H makes down_proj square: the other of the two says which
+// gate_up_proj is square if 2 I = H, down_proj if I = H: the other of the two then determines which
 // axis is K.
 TEST(Layouts, ASquareStackHasTheOrderOfTheOther) {
   for (const int64_t intermediate : {32, 64}) {

@@ -67,7 +67,7 @@ ATTACK_TEST_P(kTruncations, Truncation, AFileThatWasCutIsAnError) {
     fs::resize_file(shard_, size);
     attacked();
     const int code = in_child([&] {
-      for (int64_t e = 0; e < 8; ++e) {  // each, not only the first that says so
+      for (int64_t e = 0; e < 8; ++e) {  // every expert fails, not only the first one to be loaded
         const auto loaded = checkpoint->expert(0, e);
         if (loaded.ok() || loaded.status().message().find(shard_) == std::string::npos) return 2;
         const std::string& message = loaded.status().message();

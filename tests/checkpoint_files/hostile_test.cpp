@@ -50,7 +50,8 @@ TEST(HostileTable, HasEnoughCasesWithNamesOfTheirOwn) {
   EXPECT_GE(names.size(), 60u);
 }
 
-// What the table bends is right before it is bent: else a case could be refused for another reason.
+// The files are valid before the table alters them; otherwise a case could be refused for another
+// reason.
 TEST(HostileTable, TheGoodFilesAreGood) {
   const std::string header = "{\"x\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}";
   const std::string file = safetensors_bytes(header, 4);
@@ -64,7 +65,7 @@ ATTACK_TEST(kTruncations, HostileHeader, EveryTruncationIsRefused) {
       read_file(NVFP4_MOE_SOURCE_DIR "/tests/vectors/safetensors/python.safetensors");
   ASSERT_OK(parse_safetensors_header(as_bytes(good), good.size()));
   for (size_t size = 0; size < good.size(); ++size) {
-    // an allocation of its own: a read behind it is seen
+    // a separate allocation, so that sanitizers detect a read past its end
     const std::string cut = good.substr(0, size);
     const auto header = parse_safetensors_header(as_bytes(cut), cut.size());
     attacked();

@@ -57,7 +57,7 @@ TEST(JsonStrict, SyntaxErrorsNameTheWordAndItsKey) {
       400u);
 }
 
-// As Python's json.dumps writes them, which config.json files hold.
+// Python's json.dumps writes such numbers into config.json files.
 TEST(JsonStrict, NonFiniteNumbersAreReadWhereTheyAreAllowed) {
   JsonLimits limits;
   limits.non_finite = true;

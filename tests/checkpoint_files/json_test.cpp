@@ -73,8 +73,8 @@ TEST(Json, NestsToABoundedDepth) {
   EXPECT_TRUE(Json::parse(nested(1000000)).is_discarded());
 }
 
-// Objects above and below the size from which the reader uses a map of names: the last of equal
-// names counts, in the place of the first.
+// Object sizes below and above the threshold for a map of names. If names repeat, the last one
+// counts and takes the first one's place.
 TEST(Json, TheLastOfEqualNamesCounts) {
   for (const int members : {3, 16, 17, 100}) {
     ordered_json expected;

@@ -152,7 +152,7 @@ TEST_F(LargeFile, ThatIsCutGivesAnErrorWhereItEnds) {
   EXPECT_EQ(file->check_unchanged().code(), Code::kIo);
 }
 
-// Which pages of the file are in the page cache.
+// For each page of the file: whether it is in the page cache.
 std::vector<bool> cached_pages(const std::string& path) {
   const uint64_t size = file_size(path);
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));

@@ -174,7 +174,7 @@ TEST(AllThreads, WaitForEachOtherBeforeTheyBegin) {
       const auto at = static_cast<size_t>(thread);
       ++inside;
       while (inside.load() < 3)
-        std::this_thread::yield();  // ends only where the three are here at once
+        std::this_thread::yield();  // ends only if all three threads are here at once
       ++seen[at];
       ids[at] = std::this_thread::get_id();
     });

@@ -51,7 +51,7 @@ TEST(Conventions, JsonIsOneObjectWithASchema) {
   }
 }
 
-// With words of the message where it is not an option's own.
+// `error` has words of the message if it does not name an option.
 TEST(Conventions, UsageErrorsAreTwo) {
   const std::string& dir = sound_checkpoint();
   const struct {
@@ -163,7 +163,7 @@ TEST(Conventions, WhatNoBackendTakesIsThree) {
                                 "--intermediate-scale", "fixed"});
   EXPECT_TRUE(run.exit_code == 2 || run.exit_code == 3) << run.out << run.err;
   EXPECT_EQ(count_lines(run.err), 1);
-  // A family whose activation is not computed is declined by name.
+  // A family with an unsupported activation is declined by name.
   CheckpointBuilder situ(BuilderOptions{});
   situ.config()["model_type"] = "kimi_k3";
   ASSERT_OK(situ.write(dir.file("situ")));

@@ -39,7 +39,8 @@ Made& made() {
   return value;
 }
 
-// Five tokens: hidden in F32, ids over all experts with one -1, weights, one of which may be given.
+// Five tokens: hidden in F32, ids over all experts with one -1, and weights; the caller may set the
+// fifth token's.
 void write_states(const std::string& path, float fifth_weight = 0.25f, int64_t channels = kHidden) {
   std::vector<float> hidden, weights;
   std::vector<int64_t> ids;
@@ -118,7 +119,8 @@ TEST(Flow, BothOutputFormatsAreReadBack) {
   run_ok({"verify", out, "--against", made().floats, "--layers", "1", "--tokens", "4"});
 }
 
-// Experts of two matrices, of the model's width and behind a latent projection, through every verb.
+// Experts with two matrices, of the model's width and after a latent projection, through every
+// verb.
 TEST(Flow, NemotronGoesThroughEveryVerb) {
   TempDir dir;
   for (const char* latent : {"0", "96"}) {
@@ -165,7 +167,7 @@ TEST(Flow, CalibrationGoesIntoACopy) {
   const nlohmann::json layer = calibrated.json()["layers"][0];
   EXPECT_GT(layer["hidden_amax"].get<double>(), 0.0);
   EXPECT_FLOAT_EQ(layer["hidden_scale"].get<float>(), layer["hidden_amax"].get<float>() / 2688.0f);
-  // What was written is what the loader finds.
+  // The loader finds the values that were written.
   const nlohmann::json found = json_of({"explain", out, "--activation-scale", "static"});
   const auto used = found["activation_scale"]["hidden"].get<double>();
   EXPECT_GE(used, layer["hidden_scale"].get<double>());
@@ -205,7 +207,7 @@ TEST(Flow, MomentsOfCalibrateWeighTheErrorsOfQuantize) {
   const ToolRun quantized = run_ok(
       {"quantize", made().floats, out, "--search", "sweep", "--calibration", moments, "--json"});
   EXPECT_EQ(quantized.json()["calibration"], moments);
-  // SQNR is of weights, which a plain sweep serves best.
+  // SQNR is measured on weights, for which a plain sweep is best.
   const ToolRun sweep = run_tool(
       {"quantize", made().floats, made().dir.file("sweep"), "--search", "sweep", "--json"});
   EXPECT_LT(quantized.json()["mean_sqnr_db"].get<double>(),

@@ -97,7 +97,8 @@ TEST(RankBatches, SlotsOfAnExpertTakeTurns) {
   EXPECT_EQ(busiest_over_even(cold, 2, placement, CombineBy::kAllReduce), 3);
 }
 
-// Many rows of one expert, or the weights of many experts with few rows: whichever is more.
+// A rank's work is many rows of one expert, or the weights of many experts with few rows; the
+// larger one counts.
 TEST(RankBatches, TheBusiestRankIsTheOneWithMostToDo) {
   const Placement placement = *Placement::contiguous(8, 2);
   const auto busiest = [&](int64_t rows_of_expert_0, int32_t experts_of_rank_1) {

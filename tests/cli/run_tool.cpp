@@ -13,7 +13,7 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// Everything the child writes into a terminal whose other end is `descriptor`.
+// Everything the child writes to the terminal; `descriptor` is the terminal's other end.
 std::string drain(int descriptor) {
   std::string text;
   char bytes[4096];

@@ -74,7 +74,7 @@ TEST(ProgressLine, FitsItsColumns) {
   EXPECT_EQ(cli::fitted_progress_text(long_progress(), 20), "pack  50%  123/256..");
 }
 
-// Each redraw asks for the width anew, and never writes more than one line holds.
+// Each redraw queries the width again and never writes more than one line holds.
 TEST(ProgressLine, IsRedrawnWithinAWindowThatIsResized) {
   std::mutex mutex;
   std::vector<std::string> writes;

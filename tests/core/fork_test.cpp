@@ -111,7 +111,7 @@ ATTACK_TEST(kForks, Fork, WhatTheForkingThreadHoldsItHoldsInTheChildToo) {
   }
 }
 
-// Threads that hold one mutex while they make and drop others, which takes the list that fork()
+// Threads that hold one mutex while they create and drop others, which locks the list that fork()
 // walks.
 ATTACK_TEST(kForks, Fork, EndsWhileMutexesComeAndGo) {
   ForkMutex outer;

@@ -53,7 +53,7 @@ std::vector<float> magnitudes(int64_t count, std::mt19937& random, int least, in
   return values;
 }
 
-// What was written by `kernels` is what portable wrote: run(kernels, out) fills out, `bytes` long.
+// `kernels` writes the same bytes as portable: run(kernels, out) fills out, `bytes` long.
 template <class Run>
 void expect_portables(const Kernels& kernels, int64_t bytes, const Run& run) {
   std::vector<std::byte> expected(static_cast<size_t>(bytes), std::byte{0xA5}), actual = expected;
@@ -136,7 +136,7 @@ TEST_P(RowsOf, ConversionsHavePortablesBits) {
   });
 }
 
-// All 65536 numbers of bf16 and of fp16 that are no NaN, through fp32.
+// All 65536 numbers of bf16 and of fp16 except NaNs, through fp32.
 TEST_P(RowsOf, EveryHalfHasPortablesBits) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     std::vector<uint16_t> halves;
@@ -206,7 +206,7 @@ TEST_P(RowsOf, EpiloguesHavePortablesBits) {
   }
 }
 
-// Where e^-x leaves fp32's range, and as far out as silu(g) u is a number at all.
+// Inputs for which e^-x leaves fp32's range, down to those for which silu(g) u underflows to 0.
 TEST_P(RowsOf, SiluHoldsFarBelowZero) {
   std::vector<float> gates;
   for (float g = -60; g > -190; g -= 0.173f) gates.push_back(g);

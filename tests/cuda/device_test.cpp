@@ -37,7 +37,8 @@ class CudaDevice : public BackendTest {
     spec.data = DataKind::kNormal;
     return spec;
   }
-  // The layer against the CPU's, which the reference judges; fast enough for real sizes.
+  // The layer against the CPU's, which is tested against the reference and fast enough for real
+  // sizes.
   void expect_agreement(const CaseData& data) {
     CaseRun expected(kCpuBackend, data), actual(backend(), data);
     ASSERT_TRUE(expected.ok() && actual.ok());
@@ -45,7 +46,7 @@ class CudaDevice : public BackendTest {
     EXPECT_EQ(beyond_limits(data, expected.run(data, pool.get()), actual.run(data)), "");
     EXPECT_EQ(actual.broken_guard(), -1);
   }
-  // route alone, against the reference's.
+  // Compares route, and no other step, with the reference's.
   void expect_routed_in_order(const Case& spec);
   // Captured runs of every so manyth case.
   void expect_graphs_replay(int every);
@@ -94,7 +95,7 @@ void CudaDevice::expect_graphs_replay(int every) {
   EXPECT_GT(graphs, 40);
 }
 TEST_P(CudaDevice, CapturedGraphReplaysWithOtherContents) { expect_graphs_replay(4); }
-// For the emulator, where the others take a minute or two.
+// For the emulator, on which the other test takes a minute or two.
 TEST_P(CudaDevice, AFewCapturedGraphsReplayWithOtherContents) { expect_graphs_replay(20); }
 
 // The walk takes fewer kernels than there are steps: the same bits and counts as the steps one
@@ -114,9 +115,9 @@ TEST_P(CudaDevice, TheWalkGivesTheBitsOfItsSteps) {
   }
 }
 
-// What a run's first kernels read, the run before has only just written: a kernel that read the
-// batch too early would see what was there before. Pairs of runs, the first's out the second's
-// hidden, without a wait and with one after each.
+// A run's first kernels read what the run before has only just written: a kernel that read the
+// batch too early would see older values. Runs in pairs, the first's out being the second's hidden,
+// without a wait and with one after each.
 TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
   constexpr size_t kBatches = 8, kPairs = 64;
   for (const char* choice : {"w4a16/", "w4a4/", "fp8/", "w4a16_shared/"})

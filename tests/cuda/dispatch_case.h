@@ -22,7 +22,7 @@
 
 namespace nvfp4_moe::internal::test {
 
-// A rank of a test: its layer, the whole case's batch on its device, and where it runs.
+// A rank of a test: its layer, the whole case's batch on its device, its workspace and its stream.
 struct Rank {
   const CaseData& data;
   Exchange& exchange;
@@ -73,7 +73,7 @@ inline void on_devices(const CaseData& data, int world, const ExpertParallelOpti
     Rank rank{data, exchange, **layer, batch, workspace, bytes, stream};
     body(rank);
     cudaStreamSynchronize(stream);
-    (void)exchange.barrier();  // broken where a test breaks it
+    (void)exchange.barrier();  // fails if a test breaks the exchange
     cudaStreamDestroy(stream);
   });
 }
@@ -84,7 +84,7 @@ class Replay {
   Replay(const Rank& rank, int64_t first, int64_t count)
       : rank_(rank), graph_(rank.stream, [&] { return rank.run(first, count); }) {}
   const Status& status() const { return graph_.status(); }
-  // With the contents of another case of the same sizes. fill: each byte of out before it.
+  // Runs on the contents of another case of the same sizes. fill: every byte of out before the run.
   std::vector<uint8_t> run(const CaseData& data, int fill = 0xFF) const {
     const auto copy = [](void* to, const auto& from) {
       EXPECT_EQ(cudaMemcpy(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice),
@@ -159,7 +159,7 @@ inline int64_t sent_bytes() {
     if (line.rfind("send ", 0) == 0) total += std::stoll(line.substr(5));
   return total;
 }
-// What they have to send, there and back.
+// The bytes that all ranks have to send, both ways.
 inline int64_t wire_bytes(const CaseData& data, const Placement& placement, int64_t capacity,
                           Tokens tokens) {
   const PacketFormat packet(data.config);
@@ -247,8 +247,7 @@ inline Case dispatch_spec(int64_t tokens, Routing routing, ActivationFormat form
 inline constexpr ActivationFormat kNvfp4 = ActivationFormat::kNvfp4,
                                   kBf16 = ActivationFormat::kBf16, kFp8 = ActivationFormat::kFp8;
 
-// What else a layer may be: each of them changes what is on the wire, or what is done on the source
-// rank.
+// Other kinds of layers. Each changes the bytes on the wire or the work on the source rank.
 inline std::vector<std::pair<const char*, Case>> choices_of_a_layer() {
   const auto with = [](ActivationFormat format, const std::function<void(Case&)>& change) {
     Case spec = dispatch_spec(6, Routing::kUniform, format, 16);
@@ -314,7 +313,7 @@ inline void check_nine_tokens(int world, std::initializer_list<NineTokens> cases
   }
 }
 
-// A world of so many ranks.
+// The parameter is the number of ranks.
 class DispatchTest : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
@@ -322,7 +321,7 @@ class DispatchTest : public testing::TestWithParam<int> {
   }
 };
 
-// The same, of ranks whose devices reach each other's memory.
+// The same for ranks whose devices can access each other's memory.
 class PeersTest : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {

@@ -154,7 +154,7 @@ TEST(Fp4Tile, TheInstructionMultipliesWhatWasPacked) {
               word(tile.data() + cuda::lane_offset(group, half, l) + i * 4);
         lane.scales_a =
             word(tile.data() + sm120::scale_word_offset(group, half, sm120::scale_row(l)));
-        // What ldmatrix gives: 16 bytes of a row to four lanes.
+        // The result of ldmatrix: 16 bytes of a row for four lanes.
         const uint8_t* const row = rows.data() + l / 4 * cuda::fp4_row_bytes(kK);
         for (int i = 0; i < 2; ++i)
           lane.b[static_cast<size_t>(i)] = word(row + half * 32 + i * 16 + l % 4 * 4);

@@ -47,7 +47,7 @@ TEST(Fp8Operand, OrderOfBytes) {
   }
 }
 
-// The plain GEMMs' configurations, and one whose rows come by TMA, as of an architecture that
+// The plain GEMMs' configurations, and one with rows loaded by TMA, for an architecture that
 // multiplies E4M3.
 constexpr std::array<GemmConfig, 1> kTmaConfigs = {{{"tma", 64, true, true, false, 0}}};
 int only(const MoeConfig&, const ExpertRange&, int64_t) { return 0; }

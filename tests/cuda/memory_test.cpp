@@ -131,7 +131,7 @@ ATTACK_TEST_P(kGpu, CudaMemory, OpenRunAndWarmUp) {
             6);
 }
 
-// A run asks for nothing: with every allocation failing it gives the same bits.
+// A run requests no memory: if every allocation fails, it still gives the same bits.
 ATTACK_TEST_P(kGpu, CudaMemory, RunAllocatesNothing) {
   const TinyLayer tiny(sizes());
   TinyBatch batch(tiny.options, 9);
@@ -154,7 +154,7 @@ ATTACK_TEST_P(kGpu, CudaMemory, RunAllocatesNothing) {
   EXPECT_TRUE(same_bits(expected, actual));
 }
 
-// Where the staging memory fails, the expert is as it was.
+// If the staging memory fails, the expert is unchanged.
 ATTACK_TEST_P(kGpu, CudaMemory, ReplaceAndUnpack) {
   const TinyLayer tiny(sizes());
   auto layer = must(MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()));

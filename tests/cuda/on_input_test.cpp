@@ -17,7 +17,7 @@ namespace {
 
 class OnInputOnADevice : public BackendTest {
  protected:
-  // What quantize and gemm1 do.
+  // Returns the kernels of quantize and gemm1.
   std::string expect_run_is_its_steps(int64_t tokens, ActivationFormat format, int64_t shared_size,
                                       DType dtype) {
     SCOPED_TRACE(testing::Message() << tokens << " tokens, " << to_string(format) << ", shared "

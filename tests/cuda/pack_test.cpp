@@ -1,4 +1,4 @@
-// Packing experts whose arrays are on the layer's device.
+// Packing experts from arrays on the layer's device.
 #include <cuda_runtime.h>
 
 #include <chrono>
@@ -61,7 +61,7 @@ class DeviceExpert {
 
 class CudaPack : public BackendTest {
  protected:
-  // zero_every: so many blocks apart lies one of scale 0 that holds codes.
+  // zero_every: the distance between blocks with a scale of 0 but nonzero codes, in blocks.
   static CaseData case_with_zero_scales(size_t zero_every,
                                         ActivationFormat format = ActivationFormat::kBf16,
                                         Activation activation = Activation::kSwiglu) {
@@ -191,7 +191,7 @@ TEST_P(CudaPack, RefusesInTheWordsOfTheHostAndWritesNothing) {
   EXPECT_EQ(bytes_of(weights), before);
 }
 
-// alpha has the shift's power of two, which must not round the tensor scale.
+// alpha includes the shift's power of two, which must not round the tensor scale.
 TEST_P(CudaPack, RefusesATensorScaleThatFp8WouldRound) {
   CaseData data = case_with_zero_scales(1000, ActivationFormat::kFp8);
   if (declines(backend(), data.config)) GTEST_SKIP() << backend().name << " declines fp8";
@@ -222,7 +222,7 @@ TEST_P(CudaPack, WaitsForTheSourcesStream) {
   for (int64_t e = 0; e < kExperts; ++e) {
     lent.push_back(std::make_unique<DeviceExpert>(data.expert(e)));
     right.push_back(std::make_unique<DeviceExpert>(data.expert(e)));
-    // What is there before the stream has come to it is refused.
+    // These bytes would be refused. The stream replaces them before the expert is packed.
     auto* const scales = const_cast<uint8_t*>(lent.back()->source().down.block_scales);
     ASSERT_EQ(cudaMemset(scales, 0xFF, kIntermediate / 16), cudaSuccess);
   }

@@ -28,7 +28,7 @@ TEST_F(CudaRanks, AllReduceIsTheSumInTheOrderOfTheRanks) {
   check_reduce(data, redundant(6, 3), 2);
 }
 
-// More than a MiB of sums: shard by shard, of which three ranks have no equal number.
+// Sums above 1 MiB are added in shards, which are unequal with three ranks.
 TEST_F(CudaRanks, LargeSumsAreAddedInShards) {
   Case spec = spec_of(130, 2048, 16);
   spec.options.top_k = 1;
@@ -54,7 +54,7 @@ TEST_F(CudaRanks, WhatADeviceDoesNotRunIsRefusedByNameOnEveryRank) {
   });
 }
 
-// A rank that cannot run says so before anything is enqueued, and the next run goes on.
+// A rank that cannot run reports that before anything is enqueued, and the next run succeeds.
 TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
   on_devices(made(spec_of(4, 64, 32)), 2, combined_by(CombineBy::kAllReduce), [](Rank& rank) {
     Batch wrong = rank.batch.spec;
@@ -72,7 +72,7 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
     EXPECT_OK(run());
     ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
     ASSERT_OK(rank.exchange.barrier());
-    // Once NCCL has failed, every later run says why.
+    // After an error in NCCL, every later run reports it.
     rank.exchange.device()->abort(Status(Code::kIo, "nccl: a cable was pulled"));
     EXPECT_EQ(run().message(), "nccl: a cable was pulled");
   });

@@ -31,7 +31,7 @@ namespace {
 
 class Recorded : public BackendTest {
  protected:
-  // The recording; null, and the test skipped, if there is none.
+  // The recording. Without one, null, and the test is skipped.
   Recording* recording() {
     Recording* const one = Recording::get();
     if (one == nullptr)
@@ -56,7 +56,7 @@ std::vector<uint8_t> bytes_of(const T* values, int64_t count) {
   return bytes;
 }
 
-// Every so many cases of the table, small ones.
+// Every step-th case of the table, unless it is empty or large.
 std::vector<Case> some_cases(size_t step, int64_t most_tokens) {
   std::vector<Case> some;
   const std::vector<Case>& all = case_table();
@@ -65,7 +65,7 @@ std::vector<Case> some_cases(size_t step, int64_t most_tokens) {
   return some;
 }
 
-// A case on a device, each step of which starts from the reference's arrays.
+// A case on a device. Each step starts from the reference's arrays.
 class StepsFromReference {
  public:
   StepsFromReference(const Backend& backend, const CaseData& data, int gemm_config = -1)
@@ -142,7 +142,7 @@ TEST_P(Recorded, PackedWeights) {
     CaseRun run(backend(), *data);
     ASSERT_TRUE(run.ok());
     const Buffer& packed = run.weights().bytes;
-    // The tiles: before them lie tensor scales, and memory up to an alignment that nobody writes.
+    // Only the tiles: before them are tensor scales, and alignment padding that is never written.
     const auto tiles =
         static_cast<size_t>(cuda::PackedLayout(data->config, spec.range).routed.offset);
     std::vector<uint8_t> bytes(backend().packed_bytes(data->config, spec.range) - tiles);
@@ -237,8 +237,8 @@ std::vector<uint16_t> exact_values(int64_t count) {
   return values;
 }
 
-// A layer whose sums fp32 holds in every order: weights are any codes with block scales 1 or 2. sum
-// |p| is at most 12 x 12 x 1040 in steps of 1/4, below 2^20.
+// A layer with sums that are exact in fp32 in every order: weights are any codes with block scales
+// 1 or 2. sum |p| is at most 12 x 12 x 1040 in steps of 1/4, below 2^20.
 CaseData exact_case(ActivationFormat format) {
   Case spec = sized_case(4, 2, 1040, 720, 36);
   spec.name = std::string("exact_") + to_string(format);

@@ -1,5 +1,4 @@
-// The recorder itself, without a device: a recording agrees with the same results and with nothing
-// else.
+// The recorder itself, without a device: a recording matches the same results and nothing else.
 #include "support/recording.h"
 
 #include <gmock/gmock.h>

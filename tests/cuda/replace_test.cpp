@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kTokens = 9;
 
-// The experts of a layer by a seed, with biases if the options ask for them.
+// A layer's experts made from a seed, with biases if the options ask for them.
 struct Weights {
   TinyLayer tiny;
   std::vector<std::array<std::vector<float>, 3>> biases;  // (num_experts)
@@ -66,8 +66,8 @@ struct Weights {
   }
 };
 
-// Every part of an expert is in one of them: codes, block scales, shifts, biases, a shared expert,
-// codes of blocks whose scale is 0.
+// Together these layers have every part of an expert: codes, block scales, shifts, biases, a shared
+// expert, codes of blocks with scale 0.
 std::vector<MoeOptions> kinds_of_layers() {
   MoeOptions options = tiny_options();
   options.hidden_size = 256;
@@ -144,8 +144,7 @@ struct Runner {
   size_t out_bytes() const { return host.out.size() * sizeof(float); }
 };
 
-// One thread, which waits for nothing: each replay has what was replaced before it, and nothing of
-// what comes after.
+// One thread that never waits: each replay sees the replacements before it and none after it.
 TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
   for (const MoeOptions& kind : kinds_of_layers()) {
     if (!takes(kind)) continue;
@@ -182,7 +181,7 @@ TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
         std::fill(array->begin(), array->end(), uint8_t{0x11});
       now.take(replaced[i], other);
     }
-    expect_unpacks(*layer, replaced.back(), other);  // which waits for the replacement
+    expect_unpacks(*layer, replaced.back(), other);  // waits for the replacement
     for (const int64_t e : replaced) expect_unpacks(*layer, e, other);
     runner.stream.synchronize();
     for (size_t i = 0; i < states.size(); ++i) {
@@ -344,8 +343,7 @@ TEST_P(CudaReplace, OnAStreamDisturbsNoCaptureOfAnotherThread) {
   EXPECT_TRUE(same_bits(runner.host.out, expected(changed, batch)));
 }
 
-// Of two streams that nobody orders the later call is what stays: an expert is never put together
-// of two.
+// If nothing orders two streams, the later call's weights remain: an expert is never a mix of both.
 TEST_P(CudaReplace, ReplacementsOfTwoStreamsAreInTheOrderOfTheirCalls) {
   const MoeOptions kind = kinds_of_layers()[0];
   Weights old(kind, 7), other(kind, 8), last(kind, 9);

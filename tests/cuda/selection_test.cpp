@@ -54,8 +54,8 @@ std::vector<uint8_t> logits_of(const Router& router, int64_t tokens, uint64_t se
 
 class SelectionOnADevice : public BackendTest {
  protected:
-  // Of a run of the case that selects by this router, and of one that is given what the host
-  // selects.
+  // Compares a run of the case that selects by this router with one that is given the host's
+  // selection.
   void expect_same_bits(Case spec, const Router& router, bool captured) {
     SCOPED_TRACE(testing::Message()
                  << spec.tokens << " tokens, " << router.config.num_experts << " experts, top "

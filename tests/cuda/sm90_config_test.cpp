@@ -1,4 +1,4 @@
-// The configurations of the Hopper backend: which one a batch gets, and that each has its kernels.
+// The configurations of the Hopper backend: the choice for a batch, and that each has its kernels.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ TEST(Sm90Backend, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
     EXPECT_EQ(config_of(384, 1024).tile_n, 64);
     const sm90::GemmConfig& wide = table->configs[sm90::kWideConfig];
     EXPECT_EQ(wide.tile_n, 128);
-    EXPECT_EQ(wide.min_n, 8);  // a cold expert's rows, beside a hot one's
+    EXPECT_EQ(wide.min_n, 8);  // a cold expert's rows, next to a hot one's
     MoeOptions without_gate = options;
     without_gate.activation = Activation::kRelu2;
     EXPECT_LT(table

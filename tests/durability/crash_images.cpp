@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kFolder = -1;  // as a name's file
+constexpr int64_t kFolder = -1;  // the value of a folder in Names
 
 struct File {
   std::string content;
@@ -45,7 +45,7 @@ void apply(const Change& change, Names& names) {
 
 struct Folder {
   Names on_disk;                // since the last sync
-  std::vector<Change> changes;  // behind it
+  std::vector<Change> changes;  // after it
 };
 
 enum class Lost { kNothing, kNames, kBytes, kZeros, kAny };

@@ -29,7 +29,7 @@ std::vector<RecordedCall> record(const Image& before, const fs::path& folder,
   return calls;
 }
 
-// OUT's part of an image, and nothing else in it.
+// The part of an image that belongs to OUT; the image must have nothing else.
 Image of_out(const Image& image) {
   Image out;
   for (const auto& [path, content] : image) {
@@ -40,8 +40,8 @@ Image of_out(const Image& image) {
   return out;
 }
 
-// Crashes at every call of a quantize that begins with `before`; returns the images from which a
-// rerun was needed.
+// Crashes at every call of a quantize that begins with `before`; returns the images that needed a
+// rerun.
 std::vector<Image> crash_everywhere(const SmallModel& model, const Image& before) {
   std::vector<Image> unfinished;
   std::set<Image> seen;

@@ -168,7 +168,7 @@ RecordedCalls::RecordedCalls(const std::filesystem::path& folder) {
   state().calls.clear();
   state().files.clear();
   state().open.clear();
-  // What is there already has a number too, and its content is on disk.
+  // Existing files get a number too; their content is on disk.
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
     if (entry.is_regular_file()) state().files[entry.path().string()] = state().next_file++;
 }
@@ -198,7 +198,7 @@ using namespace nvfp4_moe::internal::test;
 // The C library's functions, for everything in this process.
 extern "C" {
 
-// The mode is passed in a register, and read only if the flags ask for it.
+// The mode is passed in a register, and only read if the flags require it.
 int open(const char* path, int flags, ...) {
   va_list arguments;
   va_start(arguments, flags);

@@ -1,4 +1,4 @@
-// Records the calls with which this process writes below a folder, and injects faults into them.
+// Records this process's calls that write below a folder, and injects faults into them.
 //
 // recorded_calls.cpp defines open, write, fsync, rename and similar functions for the whole
 // executable, so calls of the library and of the C++ runtime go through it. Nothing is really

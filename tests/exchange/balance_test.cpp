@@ -22,8 +22,8 @@ TEST(Balance, ImbalanceIsTheHeaviestRankOverAnEvenOne) {
             1);  // half on each
 }
 
-// Every rank's experts chosen by nobody but one's, evenly and by Zipf's law: that rank does all the
-// work.
+// A load in which only experts of one rank are chosen, evenly or by Zipf's law: that rank does all
+// the work.
 std::vector<uint64_t> hot_rank(int64_t experts, int world, int rank, bool zipf) {
   std::vector<uint64_t> load(static_cast<size_t>(experts));
   const int64_t first = rank * experts / world, end = (rank + 1) * experts / world;
@@ -56,7 +56,7 @@ TEST(Balance, AHotRankComesWithinAFifthOfEven) {
   }
 }
 
-// Against the best of many placements at random, which a search of no method finds.
+// Compares with the best of many random placements, which no search method finds.
 TEST(Balance, AnyLoadGetsALegalPlacementAboutAsEvenAsTheBestOfMany) {
   Random random(3);
   double worst = 0;
@@ -146,7 +146,7 @@ TEST(Balance, AHotRankIsEvenAfterRearranging) {
   RecordProperty("after", std::to_string(most_over_even(after)));
 }
 
-// That both directions of a placement tell the same story, and every expert has a slot.
+// Checks that both directions of a placement agree, and that every expert has a slot.
 void expect_whole(const Placement& placement) {
   std::set<int64_t> found;
   for (int64_t expert = 0; expert < placement.num_experts(); ++expert) {

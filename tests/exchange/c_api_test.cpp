@@ -145,7 +145,7 @@ TEST(CExpertParallel, WhatOneRankGetsWrongReachesAll) {
       if (rank == 1) wrong.change(mine);
       EXPECT_NE(mine.c.try_open(), NVFP4_MOE_STATUS_OK);
       EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(wrong.text));
-      CRank again(*exchange);  // what all know of breaks nothing
+      CRank again(*exchange);  // a failure that all ranks know of breaks nothing
       EXPECT_EQ(again.c.try_open(), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
     });
   }
@@ -247,7 +247,7 @@ struct TinyCheckpoint {
   }
 };
 
-// A checkpoint over ranks: each asks for the experts of its slots, and the shared one, alone.
+// A checkpoint over ranks: each rank reads only the experts of its slots and the shared one.
 TEST(CExpertParallel, OfACheckpointGivesTheBitsOfOneRank) {
   const TinyCheckpoint tiny;
   const nvfp4_moe::Checkpoint& checkpoint = tiny.checkpoint;
@@ -284,7 +284,7 @@ TEST(CExpertParallel, OfACheckpointGivesTheBitsOfOneRank) {
   EXPECT_TRUE(same_bits(outs, whole.out));
 }
 
-// What a balancer does: counts, a proposal, and the ranks' slots given other experts in place.
+// A balancer's steps: counts, a proposal, and other experts in the ranks' slots, replaced in place.
 TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
   const TinyCheckpoint tiny;
   const nvfp4_moe::Checkpoint& checkpoint = tiny.checkpoint;

@@ -25,7 +25,8 @@ struct EchoPeer {
     if (recv_bytes[0] > 0) std::memcpy(kept, own, static_cast<size_t>(recv_bytes[0]));
     std::byte* const received = kept + recv_bytes[0];
     if (size > 0) std::memset(received, 0, static_cast<size_t>(size));
-    // What this rank has for itself, rank 1 has for it too; of a gather both blocks are the same.
+    // Rank 1's data for this rank are a copy of this rank's own; in a gather both blocks are the
+    // same.
     const int64_t echoed = size < send_bytes[0] ? size : send_bytes[0];
     if (echoed > 0) std::memcpy(received, own, static_cast<size_t>(echoed));
     constexpr int32_t kRank = 1;

@@ -21,7 +21,7 @@ Case small(int64_t tokens = 12) {
 }
 CaseData made(const Case& spec) { return *must(make_case(spec)); }
 
-// What each rank's open says, where `change` makes one rank's arguments others.
+// Each rank's message from opening the layer; `change` alters one rank's arguments.
 struct Arguments {
   CaseData data;
   LayerSource source;
@@ -141,7 +141,7 @@ void on_layers(int world, const CaseData& data, const ExpertParallelOptions& par
         must(open_over_ranks(data.config, source, options_of(data), parallel, borrowed(exchange)));
     OpenRank rank{exchange, data, **layer, PoisonedWorkspace((*layer)->workspace_bytes()), {}};
     body(rank);
-    (void)exchange.barrier();  // broken where a test breaks it
+    (void)exchange.barrier();  // fails if a test breaks the exchange
   });
 }
 
@@ -291,13 +291,13 @@ TEST(ParallelRearrange, ARankThatCannotLoadEndsAll) {
       const Status status = ranks_of(rank.layer).rearrange(round_robin(8, 2), source);
       EXPECT_THAT(status, memory ? Refused(Code::kOutOfMemory, "rank 1: ")
                                  : Refused(Code::kBadInput, "rank 1: slot 4, expert 1: gone"));
-      EXPECT_EQ(rank.run().message(), status.message());  // nobody knows any more who has what
+      EXPECT_EQ(rank.run().message(), status.message());  // the ranks no longer know which rank has which expert
     });
 }
 
-// Two ranks, 12 tokens each, every id an expert of the other rank: what goes over the wire in a
-// run, to the byte. Before it each rank says 512 bytes of header and a pair of int64 for each rank
-// to each other.
+// Two ranks, 12 tokens each, every id an expert of the other rank: the exact number of bytes on the
+// wire in a run. Before it, each rank sends each other one 512 bytes of header and a pair of int64
+// for each rank.
 TEST(ParallelRun, TheWireCarriesCodesAndScales) {
   const struct Format {
     ActivationFormat format;

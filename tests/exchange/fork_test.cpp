@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kWorld = 2;
 
-// A rank, with the host whose functions it may be over.
+// A rank, with its host if the exchange uses callbacks.
 struct ForkedRank {
   std::unique_ptr<CalledBack> called_back;
   std::unique_ptr<Exchange> own;
@@ -81,8 +81,8 @@ ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsNa
   }
 }
 
-// The other rank detects the parent's end, which a child's copies of the connections would hide: of
-// one that drops the exchange, and of one that knows nothing of it.
+// A child's copies of the connections must not hide the parent's end from the other rank, whether
+// the child drops the exchange or knows nothing of it.
 ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
   for (const Over over : {Over::kCallbacks}) {
     for (const bool drops : {false, true}) {

@@ -38,7 +38,7 @@ inline Batch slice_of(const CaseData& data, int64_t first, int64_t count, uint8_
   return batch;
 }
 
-// A workspace of exactly so many bytes, poisoned, with a guard behind it.
+// A poisoned workspace of exactly this size, followed by a guard.
 class PoisonedWorkspace {
  public:
   explicit PoisonedWorkspace(size_t size_bytes)
@@ -123,7 +123,7 @@ inline ParallelRun run_parallel(const Backend& backend, const CaseData& data, in
     run.messages[rank] = status.message();
     if (status.ok())
       run.statuses[rank] = *(*layer)->status(workspace.data(), workspace.size_bytes());
-    EXPECT_OK(exchange.barrier());  // a rank that leaves would end those behind it
+    EXPECT_OK(exchange.barrier());  // leaving now would end the ranks that are still running
   });
   if (reduce) run.out = run.outs[0];
   return run;
@@ -151,7 +151,7 @@ inline Placement round_robin(int64_t experts, int world) {
   return *Placement::of_map(experts, world, map);
 }
 
-// All tokens choose expert 0 at k = 0, and `second` at k = 1, which may be -1.
+// All tokens choose expert 0 at k = 0, and `second` at k = 1; `second` may be -1.
 inline void choose_expert_0(CaseData& data, int64_t second) {
   for (int64_t token = 0; token < data.spec.tokens; ++token) {
     data.set_id(token, 0, 0);

@@ -1,4 +1,4 @@
-// Ranks poll each other's processes: exits and failures are reported without a call; and the cases
+// Ranks poll each other's processes: exits and failures are reported without a call. Also the cases
 // in which a rank cannot poll.
 #include "exchange/processes.h"
 
@@ -64,8 +64,8 @@ pid_t start_rank(const std::shared_ptr<Board>& board, int rank, int world, int c
               : 1);
 }
 
-// Processes 1 to world - 1 beside this one, rank 0; `killed` are, once all are connected. What this
-// rank polls.
+// Starts ranks 1 to world - 1 as processes; this one is rank 0. Kills the `killed` ones once all
+// are connected, and checks what this rank polls.
 void kill_ranks(int world, const std::vector<int>& killed, const std::string& expected) {
   const auto board = Board::make();
   std::array<int, 2> connected{};
@@ -108,7 +108,7 @@ TEST(Processes, OfSeveralKilledOnesOneIsNamed) {
   kill_ranks(5, {1, 3, 4}, "exchange: expected rank ");
 }
 
-// by_a_call: else no rank makes any.
+// by_a_call: whether a call detects the stop. If false, no rank makes a call.
 void stop_a_rank(bool by_a_call, const std::string& expected) {
   const auto board = Board::make();
   const pid_t child = ::fork();

@@ -35,7 +35,7 @@ inline std::shared_ptr<Exchange> borrowed(Exchange& exchange) {
   return {&exchange, [](Exchange*) {}};
 }
 
-inline constexpr Timeout kLong{20000};  // that no test waits for
+inline constexpr Timeout kLong{20000};  // longer than any test waits
 
 // How the ranks of a test talk to each other.
 enum class Over { kThreads, kCallbacks };
@@ -57,7 +57,7 @@ class CalledBack {
     return self;
   }
   Exchange& exchange() { return *exchange_; }
-  // Of all calls so far, what went to other ranks.
+  // Bytes sent to other ranks in all calls so far.
   int64_t sent_bytes() const { return sent_bytes_; }
 
  private:

@@ -44,7 +44,7 @@ struct Received {
   std::vector<size_t> sizes;  // (kMessages) bytes from rank 1
 };
 
-// Rank 0 of two, whose peer a test changes.
+// Rank 0 of two; a test alters its peer's messages.
 class RankZero {
  public:
   RankZero(const Backend& backend, const CaseData& data, int64_t capacity) : data_(data) {
@@ -130,7 +130,7 @@ TEST(ReceivedPacket, ScalesThatNoQuantizerWritesFailByName) {
     for (const uint32_t word : {kInfinity, kNaN, kDenormal, 0x80000001u, 0u}) {
       const Received received =
           RankZero(*backend, data, 0).run([&](int64_t message, std::span<std::byte> bytes) {
-            if (message == kPackets) put(bytes, 64, word);  // behind the codes
+            if (message == kPackets) put(bytes, 64, word);  // after the codes
           });
       EXPECT_THAT(received.status.message(),
                   HasSubstr("token 0 from rank 1: dispatch: block scale: expected a finite number "

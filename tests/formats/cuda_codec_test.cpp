@@ -108,7 +108,7 @@ TEST(CudaCodec, EncodesASampleOfAllPatterns) {
   uint64_t pattern = 0;
   for (int n = 0; n < (1 << 18); ++n, pattern += 0x9E3779B97F4A7C15u) {
     expect_same_double(std::bit_cast<double>(pattern));
-    // Most random doubles lie far outside these formats; bring their exponents to -40..23.
+    // Most random doubles are far outside these formats; bring their exponents to -40..23.
     expect_same_double(std::bit_cast<double>((pattern & 0x83FFFFFFFFFFFFFFu) + (983ull << 52)));
   }
 }

@@ -130,8 +130,8 @@ TEST(QuantizeWeights, MatchesPlainUnderAnyScale) {
   }
 }
 
-// Values placed on every boundary t * v * s (where that is a float) and one ulp to each side, for
-// every scale byte.
+// Values on every boundary t * v * s (if that is a float) and one ulp to each side, for every scale
+// byte.
 TEST(QuantizeWeights, MatchesPlainOnEveryBoundary) {
   std::mt19937 random(4);
   for (const float s :
@@ -273,7 +273,7 @@ TEST(QuantizeWeights, MseSearchTakesTheBestNeighbour) {
   EXPECT_GT(better, 500);
 }
 
-// 12 = 6 * 2 = 4 * 3: no error under either scale, so the max choice 2 stays. With 8 = 4 * 2 alone
+// 12 = 6 * 2 = 4 * 3: no error under either scale, so the max choice 2 stays. With only 8 = 4 * 2
 // the candidates are 8/6 rounded and 2: here the second is strictly better.
 TEST(QuantizeWeights, MseTiesGoToTheMaxChoice) {
   std::vector<float> x(16, 0.0f);

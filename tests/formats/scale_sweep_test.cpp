@@ -150,7 +150,7 @@ void expect_exhaustive(const std::vector<float>& x, float s, const std::vector<f
   }
 }
 
-// Tensor scales under which blocks lie all over E4M3: as usual, saturated, among the least scales,
+// Tensor scales that spread blocks over all of E4M3: normal, saturated, among the smallest scales,
 // and below them.
 TEST(ScaleSweep, IsTheBestOfAllScales) {
   for (int kind = 0; kind < static_cast<int>(Data::kData); ++kind) {
@@ -194,7 +194,7 @@ TEST(ScaleSweep, IsTheBestWhereScalesTie) {
     lowest += ratio < 1 / 6.6;
     highest += ratio > 1 / 3.9;
   }
-  // The best scale may lie beyond the neighbours of amax/6 and amax/4, to both sides.
+  // The best scale may be beyond the neighbours of amax/6 and amax/4, on both sides.
   EXPECT_GT(lowest, 50u);
   EXPECT_GT(highest, 50u);
 }
@@ -244,7 +244,7 @@ TEST(ScaleSweep, NeverLosesToTheOtherSearches) {
   }
 }
 
-// One weight for all channels changes nothing, whatever it is.
+// One weight for all channels changes nothing, for any value of it.
 TEST(WeightedScales, EqualWeightsChangeNothing) {
   const std::vector<float> x = data(Data::kHeavy, 128 * kBlock, 4);
   const float s = tensor_scale_from_amax(static_cast<double>(row_amax(x)));
@@ -259,7 +259,7 @@ TEST(WeightedScales, EqualWeightsChangeNothing) {
   }
 }
 
-// A channel that was quiet where the weights come from may hold the largest element: it is not
+// A channel that was quiet in the data that w comes from may hold the largest element: it is not
 // clipped away.
 TEST(WeightedScales, KeepOutliersOfQuietChannels) {
   std::vector<float> x = data(Data::kNormal, kBlock, 12), w(kBlock, 1.0f);

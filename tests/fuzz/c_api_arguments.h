@@ -1,6 +1,6 @@
 // Arguments for the C interface, drawn from fuzz bytes: numbers around every limit, and arrays and
-// structs whose memory is exactly as large as the call says, so that AddressSanitizer sees the
-// first byte read or written beyond it.
+// structs with exactly as much memory as the call declares, so that AddressSanitizer detects the
+// first byte read or written past the end.
 #pragma once
 
 #include <fuzzer/FuzzedDataProvider.h>
@@ -112,7 +112,7 @@ class Arguments {
     return rarely(5) ? nullptr : pointer;
   }
 
-  // The struct in memory of struct_size bytes: mostly its own size, else cut short (an older
+  // The struct in memory of struct_size bytes: usually its own size, otherwise cut short (an older
   // header's) or longer.
   template <class T>
   T* structure(T value) {

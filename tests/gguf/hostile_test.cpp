@@ -25,7 +25,7 @@ void expect_presentable(const Status& status) {
   }
 }
 
-// Tensors cover the data from its beginning, each where the one before it ends, padded.
+// Tensors cover the data from its beginning: each begins at the padded end of the one before it.
 void expect_tiling(const GgufHeader& header, uint64_t size) {
   uint64_t covered = 0;
   for (const TensorInfo& info : header.tensors) {
@@ -184,7 +184,7 @@ ATTACK_TEST(kHostileFiles, HostileGguf, IsRefusedInOneLineEach) {
   EXPECT_GE(names.size(), 50u);
 }
 
-// What the table bends is right before it is bent.
+// The files are valid before the table alters them.
 TEST(HostileGguf, TheGoodFilesAreGood) {
   GgufBuilder builder;
   builder.text("general.architecture", "qwen3moe").real("r", 1.5f).number("n", 7);
@@ -232,7 +232,7 @@ ATTACK_TEST(kTruncations, HostileGguf, EveryTruncationIsRefused) {
   const auto whole = must(parse_gguf_header(as_bytes(good), good.size()));
   const uint64_t end = whole->data_offset + whole->tensors.back().end;
   for (size_t size = 0; size < good.size(); ++size) {
-    // an allocation of its own: a read behind it is seen
+    // a separate allocation, so that sanitizers detect a read past its end
     const std::string cut = good.substr(0, size);
     const auto header = parse_gguf_header(as_bytes(cut), cut.size());
     attacked();
@@ -285,7 +285,7 @@ TEST(HostileGguf, LongHeadersAreReadInSteps) {
   ASSERT_OK(file->read(file->offset(file->tensors()[0]), read, 4));
   EXPECT_EQ(std::string(read, 4), "1234");
 
-  // 101 MiB of text, of which the file has no byte on disk.
+  // 101 MiB of text, none of it on disk.
   GgufBuilder endless;
   endless.raw("k", 8, le64(uint64_t{101} << 20));
   write_file(dir.file("endless.gguf"), endless.header());

@@ -22,8 +22,8 @@ class Fp8Layer : public test::BackendTest {
   }
 };
 
-// E4M3 rounds every element by 2.6 % rms, whatever lies beside it. NVFP4 rounds a block's largest
-// element less than that, so that its lead is smaller where few elements have most of the norm.
+// E4M3 rounds every element by 2.6 % rms, independent of its neighbours. NVFP4 rounds a block's
+// largest element less than that, so fp8's lead is smaller if few elements have most of the norm.
 TEST_P(Fp8Layer, ErrsLessThanHalfOfNvfp4) {
   if (declined()) GTEST_SKIP() << backend().name << " declines fp8";
   for (const auto& [kind, share] :

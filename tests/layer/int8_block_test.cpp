@@ -73,8 +73,9 @@ TEST(Int8BlockReference, CancelsExactlyOverEverySpread) {
 }
 
 TEST(Int8BlockReference, RoundsOnce) {
-  // 2^24 + 1 and a bit below: without the bit a tie that goes to 2^24, with it the next float. 127
-  // * 16 = 2032 is no power of two, so the block of 2^24 is made of one element of each kind.
+  // 2^24 + 1 and a bit below: without the bit it is a tie that goes to 2^24, with it the next
+  // float. 127 * 16 = 2032 is not a power of two, so the block of 2^24 is made of one element of
+  // each kind.
   std::vector<float> x(64, 0.0f);
   x[0] = 127 * 0x1p17f;   // s = 2^17, code 127
   x[1] = 0x1p17f;         // code 1: 128 * 2^17 = 2^24 together

@@ -164,7 +164,7 @@ TEST_P(Properties, ChoiceOfWeightZeroIsNoChoice) {
 
 TEST_P(Properties, DownTensorScaleTimesAPowerOfTwoScalesTheOutput) {
   for_cases([&](const CaseData& data) {
-    // fp16 and huge values leave the range of normal numbers, where no scaling is exact.
+    // fp16 and huge values leave the range of normal numbers, in which the scaling is exact.
     if (data.spec.out_dtype == DType::kF16 || data.spec.data == DataKind::kHuge) return;
     CaseData scaled = data;
     for (TensorScales& scales : scaled.tensor_scales) scales.down *= 8;
@@ -236,7 +236,7 @@ TEST_P(Properties, WorkspaceReplaysWithOtherContentsAndFewerTokens) {
     const std::vector<uint8_t> second = reused.run(other);
     EXPECT_EQ(same(other, run(other), second), "");
     EXPECT_EQ(same(data, run(data), reused.run(data)), "");
-    reused.poison();  // the arrays of fewer tokens lie elsewhere
+    reused.poison();  // the arrays of fewer tokens have other offsets
     reused.run(other);
     EXPECT_EQ(reused.broken_guard(), -1);
   });

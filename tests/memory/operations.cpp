@@ -55,7 +55,7 @@ Result<CheckpointHandle> open_checkpoint(const std::string& path) {
   return CheckpointHandle(checkpoint, nvfp4_moe_checkpoint_close);
 }
 
-// Everything that the C interface says of a checkpoint.
+// Everything that the C interface reports about a checkpoint.
 Status inspect(const std::string& path) {
   NVFP4_MOE_ASSIGN(const CheckpointHandle checkpoint, open_checkpoint(path));
   Text info, findings, layer;

@@ -57,7 +57,7 @@ TEST(CApiMisuse, StructsGrowAtTheirEnd) {
   EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(),
                                        &status.status),
             NVFP4_MOE_STATUS_OK);
-  EXPECT_EQ(status.status.hidden_blocks, 999u);  // past the struct that the caller knows
+  EXPECT_EQ(status.status.hidden_blocks, 999u);  // past the end of the caller's struct
   status.status.nonfinite_outputs = 999;
   // of the first release's header
   status.status.struct_size = offsetof(nvfp4_moe_run_status, nonfinite_weights);

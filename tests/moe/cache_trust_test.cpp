@@ -1,5 +1,5 @@
-// The packed cache: which owners' entries are trusted, who may read them, and files that change
-// while they are used.
+// The packed cache: which owners' entries are trusted, which users may read them, and files that
+// change while they are used.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -21,7 +21,8 @@ namespace fs = std::filesystem;
 
 class CacheTrust : public CachedModel {};
 
-// Weights of whoever may write to the folder or the file: neither is believed, checksums or not.
+// Another user who may write to the folder or the file could have written any weights: neither is
+// trusted, with or without checksums.
 ATTACK_TEST_F(kForeignCaches, CacheTrust, WhatAnotherUserMayHaveWrittenIsNotBelieved) {
   if (geteuid() != 0) GTEST_SKIP() << "giving files away needs root";
   constexpr uid_t kOther = 4711;
@@ -45,7 +46,8 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, WhatAnotherUserMayHaveWrittenIsNotBeli
   EXPECT_THAT(outcome_.reason, HasSubstr("or of root, got one of user 4711"));
   open();
   EXPECT_TRUE(outcome_.hit);
-  // The folder is: nothing is read from it and nothing is written, whoever owns the entry.
+  // The folder is another user's: nothing is read from it and nothing is written, for any owner of
+  // the entry.
   const auto content = [&] { return read_file(entry); };
   const std::string before = content();
   for (const uid_t owner : {uid_t{0}, kOther}) {
@@ -82,7 +84,7 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, WhatAnotherUserMayHaveWrittenIsNotBeli
   EXPECT_TRUE(fs::is_empty(directory_.file("theirs")));
 }
 
-// As a user who is not root: the caches of root are used, those of others are not.
+// Run as a user who is not root: root's caches are used, other users' caches are not.
 ATTACK_TEST_F(kForeignCaches, CacheTrust, AUserBelievesHisOwnEntriesAndThoseOfRoot) {
   if (geteuid() != 0) GTEST_SKIP() << "another user's rights need root";
   fs::permissions(directory_.path(), fs::perms(0755));
@@ -128,7 +130,7 @@ mode_t mode_of(const std::string& path) {
   return facts.st_mode & 07777;
 }
 
-// Who may not read the checkpoint may not read its packed weights.
+// A user who may not read the checkpoint may not read its packed weights.
 TEST_F(CacheTrust, EntriesHaveTheCheckpointsPermissions) {
   const mode_t old = umask(022);
   fs::permissions(directory_.path(), fs::perms(0755));
@@ -202,7 +204,7 @@ ATTACK_TEST_F(kCacheTampering, CacheTrust, WritesThroughADirtyMappingAreSeen) {
   }
 }
 
-// A layer computes with what was read, whatever becomes of the entry.
+// A layer computes with the bytes that it has read, even if the entry changes later.
 ATTACK_TEST_F(kCacheTampering, CacheTrust, AnEntryThatIsCutUnderALayerChangesNothing) {
   const std::vector<float> expected = run(*open());
   for (const bool unchecked : {false, true}) {

@@ -162,7 +162,7 @@ TEST(Replace, ABadExpertOrStreamChangesNothing) {
   EXPECT_TRUE(same_bits(run_tiny(*layer, batch), expected));
 }
 
-// Threads whose uses overlap without end leave no moment of rest by themselves.
+// If the threads' uses overlap without end, there is no moment without a use.
 TEST(Replace, UsesAreHeldOffForAReplacementThatWaits) {
   WeightUses uses;
   std::atomic<bool> stop{false};

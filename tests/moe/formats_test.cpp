@@ -99,7 +99,8 @@ class Formats : public testing::Test {
   Place device = Place::cuda(2, &queue, &kNoting);
 };
 
-// Each mistake is told in the same words on the host and on a device, where nothing is enqueued.
+// Each mistake has the same message on the host and on a device, and nothing is enqueued on the
+// device.
 TEST_F(Formats, TellOneMistakeInOneWay) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   using Mode = QuantizeMode;
@@ -254,7 +255,8 @@ TEST_F(Formats, RowsThatAreNotFinite) {
     EXPECT_EQ(std::isnan(out[static_cast<size_t>(i)]), i / kCols == 1) << i;
 }
 
-// What a host alone computes is no mistake, and nothing of it is enqueued on a device.
+// A feature that only hosts have is unsupported on a device rather than a mistake, and nothing is
+// enqueued there.
 TEST_F(Formats, SweepsAndChannelWeightsAreTheHosts) {
   const std::vector<float> weights(kCols, 1.0f);
   q.search = ScaleSearch::kSweep;

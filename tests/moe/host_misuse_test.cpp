@@ -1,4 +1,4 @@
-// A host whose callbacks throw, strides that leave the address space, and unaligned numbers.
+// A host with callbacks that throw, strides that leave the address space, and unaligned numbers.
 #include <stdexcept>
 #include <thread>
 
@@ -39,7 +39,7 @@ TEST(ThrowingHost, ASourceEndsTheOpening) {
 }
 
 struct ThrowingThreads {
-  int at_call = 0;  // which of the calls throws
+  int at_call = 0;  // the call that throws
   // before any body has begun, or after two that other threads may still be in
   bool before = false;
   int calls = 0;
@@ -114,7 +114,8 @@ TEST(Strides, RowsThatLeaveTheAddressSpaceAreRefused) {
         LoadedExpert loaded;
         loaded.source = tiny.experts[static_cast<size_t>(e)].source();
         Nvfp4View& down = loaded.source.down;
-        // An address so high that its last row does not fit, where the distance to it does.
+        // An address so high that its last row does not fit, although the distance to that row
+        // does.
         if (stride == int64_t{1} << 57)
           (codes ? down.codes : down.block_scales) =
               reinterpret_cast<const uint8_t*>(~uintptr_t{0} << 58);

@@ -353,8 +353,8 @@ TEST(Registry, ExplainsEveryBackend) {
   EXPECT_EQ(choose_backend(config, gpu, "reference").status().code(), Code::kUnsupported);
 }
 
-// "auto" gives the layer to the CPU's best instruction set of this host, which the long tier's old
-// CPUs ask for by name.
+// "auto" gives the layer to the CPU's best instruction set of this host. The long tier's old CPUs
+// request theirs by name.
 TEST(Registry, AutoRunsAnInstructionSetOfThisHost) {
   const auto backend = choose_backend(TinyLayer().config(), host_facts(), "auto");
   ASSERT_OK(backend);
@@ -367,7 +367,7 @@ TEST(Registry, AutoRunsAnInstructionSetOfThisHost) {
   RecordProperty("auto", chosen->name);
 }
 
-// Forced backends that would end in an illegal instruction: every way to open one says what is
+// Forced backends that would end in an illegal instruction: every way to open one reports what is
 // missing.
 class Forced : public testing::TestWithParam<std::string> {
  protected:

@@ -101,7 +101,7 @@ TEST(Linear, ResolvesItsScale) {
       refused(),
       HasSubstr("activation_scale: expected dynamic_token or static with activation_format fp8"));
   options.activation_scale = ActivationScale::kStatic;
-  EXPECT_EQ(scale(), 2.0f);  // 1.8 where a row holds 448
+  EXPECT_EQ(scale(), 2.0f);  // rounded up from 1.8, since a row holds 448
   options.activation_format = ActivationFormat::kInt8Block;
   EXPECT_THAT(
       refused(),

@@ -89,7 +89,8 @@ TEST(RouterGemmOnTheHost, LiesWithinTheBoundOfItsAdditions) {
   }
 }
 
-// What a logit is does not depend on the tokens beside it, nor bf16 on anything but the fp32 sum.
+// A logit does not depend on the other tokens of the batch; in bf16 it depends on the fp32 sum
+// only.
 TEST(RouterGemmOnTheHost, ATokenHasItsBitsInEveryBatch) {
   Problem p(9, 40, 2056);
   ASSERT_TRUE(router::router_gemm(p.call).ok());
@@ -108,7 +109,7 @@ TEST(RouterGemmOnTheHost, ATokenHasItsBitsInEveryBatch) {
   for (size_t i = 0; i < together.size(); ++i) EXPECT_EQ(p.bf16[i], bf16_from_float(together[i]));
 }
 
-// The order is the documented one: numbers of which only that order loses just these.
+// The order is the documented one: only in that order do these sums lose exactly these numbers.
 TEST(RouterGemmOnTheHost, AddsInTheDocumentedOrder) {
   Problem p(1, 1, 2048);
   std::fill(p.hidden.vectors.begin(), p.hidden.vectors.end(), Vector{});

@@ -71,8 +71,8 @@ class RouterFront : public testing::Test {
   SelectExperts call;
 };
 
-// Each mistake is told in the same words on the host and on a device, where nothing is enqueued;
-// nothing is written.
+// Each mistake has the same message on the host and on a device. Nothing is enqueued on the device,
+// and nothing is written.
 TEST_F(RouterFront, OneMistakeOneText) {
   const struct {
     const char* expected;
@@ -193,7 +193,7 @@ TEST_F(CApiRouter, GivesWhatTheLibraryGives) {
 }
 
 TEST_F(CApiRouter, ReadsEveryField) {
-  // Groups of two, of which two are kept: {2, 3} by its sum, {6, 7} next.
+  // Groups of two, two of which are kept: {2, 3} by its sum, then {6, 7}.
   logits.assign(kTokens * kExperts, -30.0f);
   for (const int expert : {2, 3, 6}) logits[static_cast<size_t>(expert)] = 0.0f;
   bias[4] = 0.25f;

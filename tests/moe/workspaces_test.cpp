@@ -88,8 +88,8 @@ TEST_F(WorkspacePools, TheLargestFreeOneIsTaken) {
   EXPECT_EQ(allocations, 2);
 }
 
-// What a graph was captured with stays its own: no run outside gets it, and growing does not free
-// it.
+// A workspace captured in a graph stays the graph's: no run outside gets it, and growing does not
+// free it.
 TEST_F(WorkspacePools, CapturesKeepTheirWorkspaces) {
   WorkspacePool pool(counted);
   const void* captured = nullptr;
@@ -124,7 +124,7 @@ TEST_F(WorkspacePools, ReleaseGivesBackAllThatNoLeaseHolds) {
     { ASSERT_OK(pool.lease(1000)); }
     { ASSERT_OK(pool.lease(2000, &stream)); }
     { ASSERT_OK(pool.lease(300, nullptr, 7)); }
-    { ASSERT_OK(pool.lease(400, nullptr, 7)); }  // outgrows the capture's first one, which stays
+    { ASSERT_OK(pool.lease(400, nullptr, 7)); }  // outgrows the capture's first one, which is kept
     const auto held = pool.lease(50, &stream, 8);
     ASSERT_OK(held);
     EXPECT_EQ(pool.release(), 3700u);
@@ -204,7 +204,7 @@ TEST(LastSize, ComputesOnceForACountThatIsAskedForAgain) {
   EXPECT_EQ(computed, 3);
 }
 
-// A size that does not fit beside its token count is right too, and hides no other.
+// A size too large to be stored together with its token count is right too, and hides no other.
 TEST(LastSize, LargeSizesAndCountsAreExact) {
   constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
   constexpr size_t kLimit = size_t{1} << 33;
@@ -232,7 +232,7 @@ TEST(LastSize, ThreadsGetTheSizeOfTheirOwnCount) {
   EXPECT_EQ(wrong, std::vector<int>(4, 0));
 }
 
-// ---- WorkspaceClaim: two runs in one workspace are refused, whatever its bytes hold, and a claim
+// ---- WorkspaceClaim: two runs in one workspace are refused, for any contents of it, and a claim
 // ends with its run
 
 using namespace test;
@@ -308,7 +308,7 @@ TEST(WorkspaceClaim, ASecondRunInOneWorkspaceIsBusyAndDisturbsNothing) {
     Status refused, none_refused;
     executor.in_the_middle = [&] {
       refused = run_in(workspace, *other, second.batch());
-      Batch none = second.batch();  // without tokens, which writes counts and offsets all the same
+      Batch none = second.batch();  // has no tokens, but still writes counts and offsets
       none.tokens = 0;
       none_refused = run_in(workspace, *other, none);
     };

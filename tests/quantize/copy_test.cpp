@@ -56,7 +56,7 @@ ATTACK_TEST_F(kSpecialFiles, Copy, ALinkOutOfTheModelIsRefusedByName) {
     fs::create_symlink(target, link);
     expect_refused(link);
   }
-  // A folder whose name begins like the model's is not the model.
+  // A folder whose name merely begins like the model's is not the model.
   fs::create_directory(dir_.file("in-other"));
   std::ofstream(dir_.file("in-other/x")) << "x";
   fs::create_symlink("../in-other/x", link);
@@ -114,15 +114,15 @@ TEST_F(Copy, TheHubsCacheIsOneModel) {
   EXPECT_EQ(result->copied_files, (std::vector<std::string>{"sub/code.py", "tokenizer.json"}));
   EXPECT_EQ(read_file(out_ + "/sub/code.py"), "pass");
 
-  // Only the blobs: not another revision, nor what else lies around.
+  // Only the blobs: no other revision and no other files.
   std::ofstream(repository / "refs") << "main";
   fs::create_symlink("../../refs", snapshot / "refs.txt");
   const Status status = quantize_checkpoint(snapshot.string(), dir_.file("out3")).status();
   EXPECT_THAT(status, Refused(Code::kBadInput, "refs.txt"));
 }
 
-// A copy without its tokenizer would be a success that is none: what cannot be read is an error
-// with its name.
+// A copy without its tokenizer would look like a success, so an unreadable file is an error with
+// its name.
 ATTACK_TEST_F(kUnreadableExtras, Copy, WhatCannotBeReadIsRefusedByNameBeforeAnyWork) {
   fs::permissions(dir_.path(), fs::perms(0755));
   fs::create_directories(in_ + "/sub/deep");

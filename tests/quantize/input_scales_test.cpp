@@ -110,7 +110,7 @@ ATTACK_TEST(kSpecialFiles, InputScales, AFileWithoutAnEndIsRefused) {
   EXPECT_OK(read_input_scales(dir.file("scales.json"), kLayers, {0, 1}));
 }
 
-// The same of callers who pass scales without a file.
+// The same for callers who pass scales without a file.
 TEST(InputScales, OfALayerThatIsNotThereAreRefused) {
   const TempDir dir;
   SynthesizeOptions small{.layers = 2,

@@ -82,8 +82,8 @@ TEST_F(Resume, KeepsWhatIsAsItWasLeft) {
     EXPECT_EQ(note.find("again"), std::string::npos) << note;
 }
 
-// Every byte of a finished shard counts, also the last, and also where size and time are the old
-// ones.
+// Every byte of a finished shard counts, even the last one, and even if size and time are
+// unchanged.
 TEST_F(Resume, AnAlteredShardIsWrittenAgain) {
   change_byte_keeping_time(shard_, fs::file_size(shard_) - 1);
   const auto result = resume();
@@ -225,7 +225,7 @@ TEST_F(Resume, LeftoversDoNotBlock) {
   std::ofstream(early + "/quantize.plan.json");
   ASSERT_OK(quantize_checkpoint(in_, early, options_));
   EXPECT_THAT(differing(read_files(early), read_files(whole_)), IsEmpty());
-  // A folder with anything else is somebody's.
+  // A folder with any other content belongs to someone else.
   const std::string other = dir_.file("other");
   fs::create_directory(other);
   std::ofstream(other + "/notes.txt") << "mine";
@@ -256,7 +256,7 @@ TEST(QuantizePlanFile, GoesBothWays) {
   EXPECT_EQ(to_json(*back), text);
 }
 
-// By system calls: a page of a mapping that is gone would kill the process.
+// Reads by system calls: a page of a mapping that is gone would kill the process.
 ATTACK_TEST(kTruncations, SourceSample, OfAFileThatIsCutIsAnError) {
   const TempDir dir;
   const std::string path = dir.file("cut.safetensors");

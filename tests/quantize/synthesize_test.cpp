@@ -135,7 +135,7 @@ TEST(Synthesize, QwenShapeLoadsToo) {
   EXPECT_OK(checkpoint->expert(1, 3));
 }
 
-// Experts without a gate, of the model's width and behind a latent projection.
+// Experts without a gate, of the model's width and after a latent projection.
 TEST(Synthesize, NemotronShapeLoadsToo) {
   TempDir dir;
   SynthesizeOptions o = two_layers();

@@ -157,14 +157,14 @@ class Soak {
   }
   void put(Slot& slot, LayerPtr layer) {
     const std::lock_guard lock(slot.mutex);
-    slot.layer.swap(layer);  // what was there is closed behind the lock, if nobody uses it
+    slot.layer.swap(layer);  // the old layer is closed after the lock, if it is not in use
   }
-  // cancel: nullptr, or at which report of progress the load is given up.
+  // cancel: nullptr, or the number of the progress report at which to cancel.
   LayerPtr open(std::mt19937& random, int* cancel);
   void watch();
 
   std::vector<SoakModel> models_;
-  std::unique_ptr<Executor> pool_;  // which several layers borrow
+  std::unique_ptr<Executor> pool_;  // shared by several layers
   TempDir directory_;
   std::string cache_;
   std::array<Slot, kSlots> slots_;
@@ -293,8 +293,7 @@ void Soak::Actor::run_layer(const OpenLayer& layer) {
   EXPECT_EQ(status.nonfinite_tokens, right.nonfinite_tokens);
 }
 
-// A mistake of the caller's, which is an answer and no damage: whoever comes second is told that it
-// is busy.
+// A caller's mistake, which is answered and does no damage: the second run gets the status "busy".
 void Soak::Actor::run_in_shared_workspace(const OpenLayer& layer) {
   const size_t index = random_() % layer.model->batches();
   TinyBatch batch = layer.model->batch(index);
@@ -386,7 +385,7 @@ ATTACK_TEST(kForks, Soak, FourThreadsOnSharedLayers) {
   std::atomic<uint64_t> logged{0};
   nvfp4_moe_set_log_callback(
       [](int, const char*, void* user) { ++*static_cast<std::atomic<uint64_t>*>(user); }, &logged);
-  std::thread([] {}).join();  // a sanitizer starts one of its own beside the first
+  std::thread([] {}).join();  // with the first thread a sanitizer starts one of its own
   const size_t descriptors = entries_of("/proc/self/fd"), threads = entries_of("/proc/self/task");
   {
     Soak soak;

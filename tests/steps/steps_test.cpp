@@ -233,8 +233,8 @@ class StepPair {
     return data_.expert(part.assignment_of_row == nullptr ? kSharedExpert : expert);
   }
 
-  // actual lies within `error` of exact before it is rounded to dtype; both non-finite in the same
-  // way agree.
+  // actual is within `error` of exact before it is rounded to dtype. If both are non-finite in the
+  // same way, they agree.
   static void expect_near(double exact, double error, double actual, DType dtype,
                           const std::string& where) {
     if (std::isnan(exact)) {
@@ -298,8 +298,8 @@ class StepPair {
     }
   }
 
-  // docs/explanation/numerics.md, section 7: |u f'(g)| dg + |f(g)| du + 4 ulp of fp32 for exp;
-  // f' of every variant lies within 1.1, clamps shorten.
+  // docs/explanation/numerics.md, section 7: |u f'(g)| dg + |f(g)| du + 4 ulp of fp32 for exp; f'
+  // of every variant is at most 1.1 in magnitude, and clamps shorten.
   void check_swiglu(const Exact& g, const Exact& u, int64_t k, bool biased, double router,
                     double actual, const std::string& where) {
     const int64_t splits = kSplits + biased;
@@ -363,7 +363,7 @@ class StepPair {
 
 class Steps : public test::BackendTest {
  protected:
-  // Every step over the cases of the table whose number is, or is not, a multiple of 4.
+  // Every step over the cases with a number in the table that is, or is not, a multiple of 4.
   void walk_table(bool multiples_of_4) {
     const std::vector<Case>& table = case_table();
     for (size_t at = 0; at < table.size(); ++at) {

@@ -18,14 +18,14 @@
 
 namespace nvfp4_moe::internal::test {
 
-// Empty where this machine runs it (Backend::supports decides, Kernels::runs_on_host), else why
-// not.
+// Empty if this machine runs it (Backend::supports or Kernels::runs_on_host decides), else the
+// reason.
 std::string why_not_here(const Backend& backend);
 std::string why_not_here(const cpu::Kernels& kernels);
 // Whether it declines this layer, by name, on this host or its first device: cases of other
 // backends.
 bool declines(const Backend& backend, const MoeConfig& config);
-// Whether its sums under fp8 are those of FP8 tensor cores, which add with 13 bits.
+// Whether it computes fp8 on FP8 tensor cores, which add with 13 bits.
 bool has_fp8_tensor_cores(const Backend& backend);
 
 template <class T>
@@ -51,8 +51,8 @@ std::string HardwareParam<Backend>::name() const;
 template <>
 std::string HardwareParam<cpu::Kernels>::name() const;
 
-// The base of every test over them: skipped, with the reason, where this machine does not run its
-// parameter.
+// The base of every test over them. If this machine does not run the parameter, the test is skipped
+// with the reason.
 template <class T>
 class HardwareTest : public ::testing::TestWithParam<HardwareParam<T>> {
  protected:
@@ -113,7 +113,7 @@ inline bool is_of_hosts(const MoeOptions& options) {
   return is_of_hosts(options.activation_format);
 }
 
-// What `explain` would be told of a GPU of this compute capability (90 for 9.0).
+// The facts that `explain` has for a GPU of this compute capability (90 for 9.0).
 inline DeviceFacts gpu_of(int compute_capability) {
   DeviceFacts facts;
   facts.kind = DeviceKind::kCuda;

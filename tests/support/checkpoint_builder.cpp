@@ -413,7 +413,7 @@ void CheckpointBuilder::render() {
       for (int64_t e = has_shared() ? -1 : 0; e < (stacked() ? 0 : options_.num_experts); ++e) {
         const BuiltMatrix& m = matrix(layer, e, projection);
         if (options_.format ==
-            SourceFormat::kModelOptStacked)  // beside stacks, shared experts stay floats
+            SourceFormat::kModelOptStacked)  // shared experts stay floats if the others are stacked
           tensors_[tensor_name(layer, e, projection, "codes")] = {
               DType::kBf16, {m.rows, m.cols}, float_bytes(m.weights, DType::kBf16)};
         else
@@ -453,7 +453,7 @@ void CheckpointBuilder::plant(Plant fault, int64_t layer, int64_t expert) {
   BuiltMatrix& gate = matrix(layer, expert, "gate");
   BuiltMatrix& up = matrix(layer, expert, "up");
   BuiltMatrix& down = matrix(layer, expert, "down");
-  // What is planted as a number is written as that number, whichever direction the format has.
+  // A planted number is written unchanged, even if the format stores reciprocals.
   const auto raw = [&](const std::string& projection, const std::string& part) -> RawTensor& {
     return tensors().at(tensor_name(layer, expert, projection, part));
   };
@@ -526,7 +526,7 @@ void CheckpointBuilder::plant(Plant fault, int64_t layer, int64_t expert) {
       break;
     default: break;
   }
-  // Faults in the numbers show where the tensors are rendered already.
+  // If the tensors are already rendered, faults in the numbers are applied to them too.
   if (rendered_ && !stacked()) {
     for (const char* projection : {"gate", "up", "down"}) {
       const BuiltMatrix& m = matrix(layer, expert, projection);

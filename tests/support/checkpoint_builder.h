@@ -33,7 +33,7 @@ struct BuilderOptions {
   int64_t top_k = 2;
   int64_t hidden_size = 64;
   int64_t intermediate_size = 32;
-  bool hf_quant_config = true;  // ModelOpt: write hf_quant_config.json beside quantization_config
+  bool hf_quant_config = true;  // ModelOpt: write hf_quant_config.json in addition to quantization_config
   int shards = 1;               // more than one: with model.safetensors.index.json
   // random codes and scales instead of quantized weights: for large files
   bool random_codes = false;
@@ -65,13 +65,12 @@ RawTensor raw_tensor(DType dtype, std::vector<int64_t> shape, const std::vector<
 // A safetensors file of these tensors, in the order of their names.
 Status write_tensors(const std::string& path, const std::map<std::string, RawTensor>& tensors);
 
-// Faults of a checkpoint that users have. `layer` and `expert` say where.
+// Faults that users' checkpoints have, planted in `layer` and `expert`.
 enum class Plant {
   kFlippedCode,       // one bit of one code of the gate projection
   kScaleTimesTwo,     // one block scale of the up projection: one exponent step up
   kSwappedGateUp,     // the two matrices exchanged
-  kTransposedScales,  // down's scales written as (cols/16, rows): same shape where square, else a
-                      // shape error
+  kTransposedScales,  // down's scales written as (cols/16, rows): same shape if square, else a shape error
   kReciprocalTensorScale,  // down's tensor scale inverted
   kShiftedExperts,         // the layer's experts are numbered from 1
   kMissingExpert,

@@ -26,19 +26,19 @@ class Recording {
   static std::unique_ptr<Recording> reader(const std::string& json);
   std::string json() const;
 
-  // Each notes an array under a name of its own when recording. When comparing it answers "" where
-  // the array agrees, else what differs and where.
+  // Each records an array under its own name. When comparing, it returns "" if the array agrees,
+  // else what differs and at which place.
   //
-  // Rows of equal length whose bits are fixed. A difference is told as a range of rows: there is a
-  // digest for each of up to 16 of them.
+  // Rows of equal length with fixed bits. A difference is reported as a range of rows: each of up
+  // to 16 ranges has a digest.
   std::string bits(const std::string& name, const std::vector<uint8_t>& bytes, size_t row_bytes);
-  // (tokens, channels) whose last bits are not fixed: kept whole, and judged by the limits of a
-  // layer.
+  // (tokens, channels) with last bits that are not fixed: stored whole, and compared within the
+  // limits of a layer.
   std::string values(const std::string& name, const std::vector<float>& values, int64_t channels,
                      const LayerLimits& limits);
-  // bf16 whose exact values lie so near what is stored that any correct device rounds to one of two
-  // neighbours: kept as the elements that differ from `expected` and by how many steps of bf16,
-  // which is at most one.
+  // bf16 values so close to a rounding boundary that any correct device rounds to one of two
+  // neighbours. Stored as the elements that differ from `expected` and their distance in steps of
+  // bf16, which is at most one.
   std::string roundings(const std::string& name, const std::vector<uint16_t>& expected,
                         const std::vector<uint16_t>& actual);
 

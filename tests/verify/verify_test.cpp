@@ -83,7 +83,7 @@ void put_bytes(const std::string& dir, const std::string& tensor,
                static_cast<std::streamsize>(bytes.size()));
   }
   std::filesystem::last_write_time(ref.file->path(),
-                                   modified);  // whoever has it open checks only the time
+                                   modified);  // a reader that has it open checks only the time
 }
 void change(const std::string& dir, const std::string& tensor,
             const std::function<void(std::vector<uint8_t>& bytes)>& how) {
@@ -159,7 +159,7 @@ class Verify : public ::testing::Test {
     return o;
   }
 
-  // A copy of the NVFP4 checkpoint whose tensors' bytes may be changed.
+  // A copy of the NVFP4 checkpoint; `damage` may change its files.
   std::string damaged(const std::function<void(const std::string& dir)>& damage) {
     const std::string copy = dir_.file("damaged");
     std::filesystem::remove_all(copy);
@@ -167,7 +167,7 @@ class Verify : public ::testing::Test {
     damage(copy);
     return copy;
   }
-  // The report fails in layer 1 alone, and a line of it holds every word.
+  // The report fails only in layer 1, and a line of it holds every word.
   static void expect_named(const Result<VerifyReport>& report,
                            const std::vector<std::string>& words) {
     ASSERT_OK(report);
@@ -281,7 +281,7 @@ TEST_F(Verify, LayersRangesAndLimits) {
 
 class ChangedAfter : public Verify {
  protected:
-  // Verifies a copy whose files `fault` changes when progress says that this is done.
+  // Verifies a copy; `fault` changes its files when progress reports `done` as its item.
   Result<VerifyReport> verify_changed(const std::string& done,
                                       const std::function<void(const std::string& dir)>& fault,
                                       VerifyOptions o) {

@@ -273,8 +273,8 @@ Status probe(bool quick, Json& report) {
 }  // namespace
 }  // namespace nvfp4_moe::internal
 
-// device_probes [--quick]: on the first device. What was found before a failure is printed too,
-// with the failure.
+// device_probes [--quick]: on the first device. After a failure it prints the results so far, with
+// the failure.
 int main(int argc, char** argv) {
   using namespace nvfp4_moe::internal;
   Json report = Json::object();

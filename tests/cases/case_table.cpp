@@ -24,7 +24,7 @@ void before_down(Case& c) {
   c.options.router_weight = RouterWeight::kBeforeDown;
   c.options.max_router_weight = 2.5f;
 }
-// Ranks that hold a part of the experts.
+// Ranks with some of the experts.
 void middle_half(Case& c) { c.range = {c.options.num_experts / 4, c.options.num_experts / 2}; }
 void third_quarter(Case& c) { c.range = {c.options.num_experts / 2, c.options.num_experts / 4}; }
 
@@ -51,7 +51,7 @@ Setting clamped(Activation activation, float limit) {
     c.options.swiglu_limit = limit;
   };
 }
-// gpt-oss: its activation at its own limit.
+// gpt-oss: its activation with its own limit.
 void oai(Case& c) { clamped(A::kSwigluOai, 7)(c); }
 Setting alpha(float alpha) {
   return [alpha](Case& c) { c.options.swiglu_alpha = alpha; };

@@ -14,7 +14,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// A stream of its own for each part of a case, so that adding one changes no other.
+// A separate stream for each part of a case, so that adding a part changes no other.
 enum class Stream : uint64_t {
   kWeights = 1,
   kHidden,

@@ -21,7 +21,7 @@ namespace nvfp4_moe::internal {
 enum class Routing : uint8_t {
   kUniform,       // distinct experts, any of them
   kZipf,          // expert e with weight 1 / (e + 1): low experts crowded
-  kOneExpert,     // the first choice is one and the same expert, the others are -1
+  kOneExpert,     // the first choice is always the same expert, the others are -1
   kEmptyExperts,  // only every third expert is ever named
   kAllNone,       // every id is -1
   kPartlyNone,    // a quarter of the ids is -1; some tokens have no choice at all
@@ -99,7 +99,7 @@ struct CaseData {
   Batch batch(void* out) const;  // out: (tokens, hidden_size) of out_dtype
   size_t out_bytes() const;
 };
-// kInvalidArgument if the options are not legal.
+// Returns kInvalidArgument if the options are not legal.
 Result<CaseData> make_case(const Case& spec);
 
 }  // namespace nvfp4_moe::internal

@@ -116,7 +116,7 @@ class Table {
     for (const Choice& choice : fp8_on_input_choices())
       add_walk(on_input(after(fp8, choice)), kOnInputShapes, turn);
   }
-  // set: what makes a case one of biases or relu2.
+  // set: makes the case one of biases or of relu2.
   void add_each(const std::vector<Choice>& choices, const Setting& set) {
     size_t turn = 0;
     for (const Choice& choice : choices) {

@@ -112,7 +112,7 @@ TEST(Findings, ShiftedExpertsRefuseTheWholeLayer) {
   const Opened checkpoint(builder);
   EXPECT_EQ(ids(*checkpoint->validate(1, {0, 8})),
             (std::set<std::string>{"missing_expert", "unexpected_expert"}));
-  // Expert 1 exists, but is it expert 1?
+  // Expert 1 exists, but since there is an expert 8 its number may be wrong.
   EXPECT_THAT(
       checkpoint->expert(1, 1),
       Refused(Code::kBadInput,
@@ -246,8 +246,8 @@ TEST(Findings, EveryTensorIsUsedOrListed) {
       EXPECT_FALSE(finding.actual.empty());
     }
   }
-  // Two layers of 8 experts with 12 tensors are read, one more is unknown; all the rest must be
-  // listed.
+  // Of each of the 8 experts in two layers 12 tensors are read, and one more is unknown; all the
+  // rest must be listed.
   EXPECT_EQ(ignored, static_cast<int64_t>(tensors.size()) - 2 * 8 * 12 - 1);
   EXPECT_TRUE(patterns.contains("layers.*.ffn.gate.weight"));
   EXPECT_TRUE(patterns.contains("mtp.*.ffn.experts.*.w1.weight"));
@@ -289,8 +289,8 @@ TEST(Open, LayersAreThoseDeclaredAndPresent) {
   const Opened checkpoint(builder);
   EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{0, 1}));
   const std::set<std::string> found = ids(checkpoint->findings());
-  EXPECT_TRUE(found.contains("undeclared_layer"));  // 2 has experts, the config calls it dense
-  EXPECT_TRUE(found.contains("missing_layer"));     // 3 is declared and not there
+  EXPECT_TRUE(found.contains("undeclared_layer"));  // layer 2 has experts, but the config calls it dense
+  EXPECT_TRUE(found.contains("missing_layer"));     // layer 3 is declared but missing
 }
 
 TEST(Open, ASizeThatIsNotAMultipleOf16IsMisaligned) {
@@ -373,7 +373,7 @@ TEST(DeadExperts, AreZerosAndReported) {
         EXPECT_OK(checkpoint->expert(1, 3));
         EXPECT_OK(checkpoint->statistics(1, {0, 8}));
         if (codes) continue;
-        EXPECT_EQ(whole->findings.size(), 1u);  // like ones of a layer are folded
+        EXPECT_EQ(whole->findings.size(), 1u);  // equal ones of a layer are merged
         for (const Nvfp4View* view :
              {&whole->source.gate, &slice->source.up, &slice->source.down}) {
           EXPECT_EQ(view->tensor_scale, 1);

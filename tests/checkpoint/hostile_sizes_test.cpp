@@ -13,7 +13,7 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-constexpr int64_t kMost = 65536;  // the most experts that a config may declare
+constexpr int64_t kMost = 65536;  // the largest number of experts that a config may declare
 
 int64_t peak_bytes() {
   rusage usage{};

@@ -227,7 +227,7 @@ TEST(LoadFloat, CodesAreThoseOfTheQuantizer) {
           {"down", &loaded->source.down}}) {
       const BuiltMatrix& built = builder.matrix(0, 3, name);
       EXPECT_EQ(codes_of(*view), built.codes)
-          << name;  // each with its own amax, as the builder quantizes
+          << name;  // each with its own amax, as in the builder's quantizer
       EXPECT_EQ(scales_of(*view), built.scales) << name;
       EXPECT_EQ(view->tensor_scale, built.tensor_scale) << name;
     }

@@ -13,8 +13,8 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// Bytes that this process has read by system calls, from any file, from the page cache too; without
-// what reading the count reads.
+// Bytes that this process has read by system calls, from any file, even from the page cache;
+// without the bytes that querying the count reads.
 class ReadCounter {
  public:
   ReadCounter() : start_(now()) {}

@@ -14,7 +14,7 @@ std::span<const std::byte> as_bytes(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
-// One line that a terminal shows as it is, and short enough to be read.
+// One line that a terminal shows unchanged, and short enough to be read.
 void expect_presentable(const std::string& message) {
   EXPECT_LE(message.size(), 800u) << message;
   for (const char c : message) {
@@ -71,7 +71,7 @@ ATTACK_TEST(kTruncations, HostileHeader, EveryTruncationIsRefused) {
     attacked();
     ASSERT_FALSE(header.ok()) << size;
     ASSERT_EQ(header.status().code(), Code::kBadInput);
-    // The file is there, but less of it was handed over than the header needs.
+    // The file is complete, but the caller passes less of it than the header needs.
     const auto partial = parse_safetensors_header(as_bytes(cut), good.size());
     const uint64_t data_offset = parse_safetensors_header(as_bytes(good), good.size())->data_offset;
     ASSERT_EQ(partial.ok(), size >= data_offset) << size;

@@ -94,7 +94,7 @@ ATTACK_TEST(kSpecialFiles, OutputFile, WhatIsNoRegularFileIsRefusedAndStays) {
               HasSubstr("/dev/null: expected a regular file to replace"));
 }
 
-// The special file comes while the bytes are made.
+// The special file appears while the bytes are made.
 ATTACK_TEST(kSpecialFiles, OutputFile, WhatComesLaterIsNotReplacedEither) {
   const TempDir dir;
   auto file = must(OutputFile::create(dir.file("x")));
@@ -156,7 +156,8 @@ ATTACK_TEST(kSpecialFiles, OutputFile, WhatCannotBeWrittenIsSaidFirst) {
   EXPECT_EQ(status, 0);
 }
 
-// The temporary name: a leftover is taken, through no link, and what is not one of ours stays.
+// The temporary name: a leftover is reused, but not through a link, and files that are not ours
+// stay.
 ATTACK_TEST(kSpecialFiles, OutputFile, ALeftoverOfAKilledRunIsTaken) {
   const TempDir dir;
   const std::string path = dir.file("x"), partial = partial_path(path);

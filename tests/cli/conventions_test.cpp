@@ -154,8 +154,7 @@ TEST(Conventions, WhatCannotBeReadIsFour) {
 }
 
 TEST(Conventions, WhatNoBackendTakesIsThree) {
-  // Under `fixed`, something must provide the power of two; plain swiglu has no limit to take it
-  // from.
+  // `fixed` needs a source for the power of two; plain swiglu has no limit to derive it from.
   TempDir dir;
   BuilderOptions options{.model_type = "qwen3_moe", .weight_only = true};
   ASSERT_OK(CheckpointBuilder(options).write(dir.file("weight_only")));

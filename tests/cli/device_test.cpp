@@ -124,8 +124,8 @@ TEST_F(OnGpu, BenchTimesGraphsBesideTheFloor) {
   }
 }
 
-// Steps are what a graph takes longer with them; launched one after another they take no less than
-// a run.
+// A step's time is the extra time of a graph that includes it; launched one after another, steps
+// take at least as long as a run.
 TEST_F(OnGpu, BenchTimesSteps) {
   for (const char* format : {"nvfp4", "bf16"}) {
     const nlohmann::json json = run({"bench", "--shape", "A", "--experts", "16", "--tokens", "64",

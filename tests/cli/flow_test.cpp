@@ -73,7 +73,7 @@ TEST(Flow, QuantizeReportsQualityPerLayer) {
   ASSERT_EQ(json["layers"].size(), 2u);
   EXPECT_EQ(json["quantized_tensors"], 2 * 8 * 3);
   for (const auto& layer : json["layers"]) {
-    // 4.5 bits a weight give about 20 dB on bell-shaped weights; half of that would be a broken
+    // 4.5 bits a weight give about 20 dB on bell-shaped weights; half of that would mean a broken
     // quantizer.
     EXPECT_GT(layer["sqnr_db"].get<double>(), 15.0);
     EXPECT_LT(layer["sqnr_db"].get<double>(), 30.0);
@@ -154,7 +154,7 @@ TEST(Flow, NemotronGoesThroughEveryVerb) {
             dump});
     run_ok({"run", "--replay", dump});
   }
-  // Another model's weights are not what it is compared with.
+  // Another model's weights are not accepted for the comparison.
   const ToolRun other =
       run_tool({"verify", dir.file("packed0"), "--against", made().floats, "--layers", "1"});
   EXPECT_NE(other.exit_code, 0);
@@ -248,7 +248,7 @@ TEST(Flow, RunTellsWeightsAndOutputsThatAreNotFinite) {
   EXPECT_EQ(replay["nonfinite_outputs"], kHidden);
 
   write_states(states,
-               std::numeric_limits<float>::max());  // a finite weight beyond what its products hold
+               std::numeric_limits<float>::max());  // a finite weight that is too large for its products
   EXPECT_THAT(
       run("").out,
       HasSubstr("elements of out are not finite, by overflow: hidden and router weights are"));
@@ -278,7 +278,7 @@ TEST(Flow, RunDumpReplay) {
   EXPECT_EQ(replay.json()["same_bits"], true);
   run_ok({"run", "--replay", dump, "--backend", "reference"});
 
-  // A stored output that is not this call's must be found.
+  // A stored output that differs from this call's must be detected.
   const Result<SafetensorsFile> file = SafetensorsFile::open(dump);
   ASSERT_OK(file);
   const TensorInfo* stored = file->find("output");

@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-// A model of one layer and states of `tokens` for it.
+// A model of one layer and states of `tokens` tokens for it.
 struct Inputs {
   TempDir dir;
   std::string model = dir.file("model");
@@ -97,7 +97,7 @@ ATTACK_TEST(kSpecialFiles, Output, IsNoInput) {
   EXPECT_FALSE(fs::exists(both));
 }
 
-// A model of one file: that file, and those next to it that may belong to it.
+// A model of one file: that file and the neighbours that may belong to it.
 ATTACK_TEST(kSpecialFiles, Output, IsNoModelOfOneFile) {
   Inputs inputs;
   inputs.model += "/model.safetensors";
@@ -125,7 +125,7 @@ ATTACK_TEST(kSpecialFiles, Output, GoesThroughALinkToARegularFile) {
   expect_attack_refused(inputs.run({"--output", inputs.dir.file("dangling")}), "leads nowhere");
 }
 
-// The library takes a batch of no tokens, and so does the tool: what comes out is as empty.
+// The library accepts a batch of no tokens, and so does the tool: the output is empty too.
 TEST(Output, AnInputWithoutTokensHasAnOutputWithoutTokens) {
   const Inputs inputs(0);
   const std::string out = inputs.dir.file("out");
@@ -149,7 +149,7 @@ TEST(Output, AnInputWithoutTokensHasAnOutputWithoutTokens) {
                  "--dump: expected an input of at least one token");
 }
 
-// Measuring takes long: what --write would refuse is reported before the input is read.
+// Measuring takes long: a path that --write refuses is reported before the input is read.
 TEST(Output, CalibrateAsksForItsFolderFirst) {
   const Inputs inputs;
   const std::string out = inputs.dir.file("out"), missing = inputs.dir.file("missing");

@@ -78,7 +78,8 @@ ATTACK_TEST(kPlantedFaults, PlantedFindings, NameTheOptionThatDecides) {
               HasSubstr("--gate-up-order: expected one of gate_first, up_first, interleaved"));
 }
 
-// An error that a finding causes names it, at the end of the line and by itself in JSON.
+// An error that a finding causes names the finding: at the end of the line, and as a separate field
+// in JSON.
 ATTACK_TEST(kPlantedFaults, PlantedFindings, AreNamedByTheErrorTheyCause) {
   CheckpointBuilder planted({.format = SourceFormat::kModelOpt});
   const int64_t layer = planted.layers().back();

@@ -96,8 +96,9 @@ TEST(Ranks, VerifyUnderMpi) {
   EXPECT_THAT(other.err, HasSubstr("--ep: expected 2, the number of MPI ranks, got 3"));
 }
 
-// Bytes by hand, of 64 hidden values: a record of 32 codes, 4 scales, a row scale and a flag to 44,
-// then 2 slots and 2 weights to 60, then to a multiple of 16; a row of bf16.
+// The number of bytes, counted by hand, for 64 hidden values. A record has 32 codes, 4 scales, a
+// row scale and a flag: 44 with padding; then 2 slots and 2 weights: 60; then padding to a multiple
+// of 16. A row has bf16 values.
 constexpr int64_t kRankHidden = 64, kRankTopK = 2, kRecordBytes = 64, kRowBytes = 2 * kRankHidden;
 
 // A small checkpoint for which the bytes on the wire are counted by hand.
@@ -175,7 +176,7 @@ TEST(Ranks, BenchCountsTheBytesOfEachRank) {
       << to_all;
   EXPECT_EQ(to_all["combine"], nlohmann::json({4.0 * kRankTopK * kRowBytes, 0.0, 0.0})) << to_all;
   const nlohmann::json& reduce = report["timings"][3]["rank_sent_bytes"];
-  // Two shards of a third to the others, then its own sum to both.
+  // Two shards of a third each to the others, then its own sum to both.
   const double shards = 4.0 * 6 * kRankHidden / 3 * 4;
   EXPECT_EQ(reduce["combine"], nlohmann::json({shards, shards, shards})) << reduce;
   EXPECT_EQ(reduce["dispatch"], nlohmann::json({0.0, 0.0, 0.0}));

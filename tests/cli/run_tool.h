@@ -24,7 +24,7 @@ ToolRun run_tool(const std::vector<std::string>& arguments,
                  const std::map<std::string, std::string>& env = {}, Stdout where = Stdout::kFile,
                  const std::string& tool = "");
 
-// A run that is expected to end with 0; and stdout of one with --json.
+// Runs that are expected to end with 0; json_of returns the stdout of one with --json.
 ToolRun run_ok(const std::vector<std::string>& arguments,
                const std::map<std::string, std::string>& env = {});
 nlohmann::json json_of(std::vector<std::string> arguments,

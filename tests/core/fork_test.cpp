@@ -41,7 +41,7 @@ ATTACK_TEST(kForks, Fork, ThePoolOfAParentThatIsBusyRunsInTheChild) {
   stop = true;
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(wrong, 0);
-  EXPECT_EQ(sum_of(*pool, 100), 4950);  // the parent's is as it was
+  EXPECT_EQ(sum_of(*pool, 100), 4950);  // the parent's is unchanged
 }
 
 ATTACK_TEST(kForks, Fork, TheNumberGrowsFromParentToChild) {

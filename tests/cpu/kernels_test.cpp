@@ -75,7 +75,7 @@ class InstructionSetLayer : public test::BackendTest {
 TEST_P(InstructionSetLayer, OfIntegerProductsHasPortablesBits) {
   expect_portables_bits(ActivationFormat::kNvfp4, ActivationFormat::kInt8Block);
 }
-// Products in bf16 are added up in another order by each.
+// Each instruction set adds products in bf16 in another order.
 TEST_P(InstructionSetLayer, OfProductsInFp32HasPortablesBits) {
   if (std::string_view(kernels().bf16.name).find("fp32") == std::string_view::npos)
     GTEST_SKIP() << backend().name << " multiplies in bf16 (" << kernels().bf16.name << ")";
@@ -134,8 +134,9 @@ TEST_P(InstructionSet, SwigluKeepsNan) {
   }
 }
 
-// relu2's epilogue against double over all binades: its one rounding to fp32, then bf16's. +0 for
-// everything that is not positive, NaN if it was, and the router weight after the square.
+// relu2's epilogue against double over all binades: one rounding to fp32, then one to bf16. The
+// result is +0 for everything that is not positive, NaN for NaN, and the router weight is applied
+// after the square.
 TEST_P(InstructionSet, Relu2OfEveryMagnitude) {
   std::vector<float> ups;
   for (int exponent = -149; exponent <= 127; ++exponent)

@@ -184,7 +184,7 @@ TEST_P(Multiply, InFp32HasThePortableBits) {
           ASSERT_TRUE(same(problem.bf16(kernels(), 0, count, same_bits),
                            problem.bf16(kPortableKernels, 0, count, same_bits)));
         for (const int shift :
-             {3, 7, 12})  // 3 holds the largest weight, 12 leaves many of them subnormal
+             {3, 7, 12})  // 3 is the largest weight, 12 makes many of them subnormal
           ASSERT_TRUE(same(problem.fp8(kernels(), count, shift),
                            problem.fp8(kPortableKernels, count, shift)));
       }
@@ -192,8 +192,7 @@ TEST_P(Multiply, InFp32HasThePortableBits) {
   }
 }
 
-// |err| <= (K/4 + 4) 2^-24 sum |p| (docs/explanation/numerics.md), for the sum as it leaves the
-// multiplication.
+// |err| <= (K/4 + 4) 2^-24 sum |p| (docs/explanation/numerics.md), for the sum before any epilogue.
 TEST_P(Multiply, W4A16IsWithinItsBoundForAnyNumberOfLines) {
   for (const int64_t k : kSizes) {
     for (const int64_t panels : {1, 2}) {

@@ -19,8 +19,8 @@ namespace {
 constexpr DType kDTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 constexpr int64_t kRowSizes[] = {16, 48, 256, 272, 1040};
 
-// A row of `dtype`: elements within a few binades of each other, with zeros, ties and the smallest
-// numbers between.
+// A row of `dtype`: elements within a few binades of each other, mixed with zeros, ties and the
+// smallest numbers.
 struct Row {
   std::vector<std::byte> bytes;
   Row(DType dtype, int64_t k, std::mt19937& random) : bytes(static_cast<size_t>(4 * k)) {
@@ -93,7 +93,7 @@ TEST_P(RowsOf, QuantizersHavePortablesBits) {
       std::memcpy(out, all, sizeof all);
     };
     for (const bool compat : {false, true}) {
-      // The row's own scale, and scales that saturate blocks and that round their scales to 0.
+      // The row's own scale, scales that saturate blocks, and scales that round block scales to 0.
       for (const float factor : {1.0f, 0x1p-6f, 0x1p9f}) {
         const float scale = (compat ? 2688.0f / amax : dynamic_token_scale(amax)) * factor;
         expect_portables(kernels(), k / 2 + k / 16 + 64, [&](const Kernels& of, std::byte* out) {

@@ -48,11 +48,11 @@ class CudaDevice : public BackendTest {
   }
   // Compares route, and no other step, with the reference's.
   void expect_routed_in_order(const Case& spec);
-  // Captured runs of every so manyth case.
+  // Captured runs of every `every`-th case.
   void expect_graphs_replay(int every);
 };
 
-// hidden, ids, router weights and what another seed gives; ids of the last tokens -1.
+// Replays with another seed's hidden, ids and router weights; ids of the last tokens are -1.
 void CudaDevice::expect_graphs_replay(int every) {
   int graphs = 0;
   for (const Case& spec : case_table()) {
@@ -191,7 +191,7 @@ TEST_P(CudaDevice, TwoHundredRepeatsGiveTheSameBits) {
   }
 }
 
-// K of many stages, row tiles that are not full, small and large tiles of lines.
+// K of many stages, partial row tiles, small and large tiles of lines.
 TEST_P(CudaDevice, LargeShapesAgreeWithTheCpu) {
   for (const char* choice : {"w4a4/", "w4a16/"})
     for (int64_t tokens : {1, 7, 65, 300}) {
@@ -242,7 +242,7 @@ void CudaDevice::expect_routed_in_order(const Case& spec) {
 }
 
 // Every way of routing: one warp, one block, several, on both sides of their limits; masks of
-// experts that fit in shared memory and such that do not; ranges of experts.
+// experts that do and do not fit in shared memory; ranges of experts.
 TEST_P(CudaDevice, ManyChoicesAreRoutedInOrder) {
   struct Experts {
     int64_t count;
@@ -264,7 +264,7 @@ TEST_P(CudaDevice, ManyChoicesAreRoutedInOrder) {
       }
 }
 
-// Codes under a scale of 0 count for nothing and still come back.
+// Codes under a scale of 0 do not affect the output, and unpack returns them.
 TEST_P(CudaDevice, CodesUnderAScaleOfZeroComeBackAndCountForNothing) {
   auto data = must(make_case(shaped("w4a16/", 4, 2, 272, 144, 5)));
   CaseData silent = *data;

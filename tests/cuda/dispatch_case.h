@@ -1,4 +1,4 @@
-// Ranks with devices that each have a layer of all_to_all, and the check against one rank with all
+// Ranks with devices that each have an all_to_all layer, and the check against one rank with all
 // experts.
 #pragma once
 
@@ -69,7 +69,7 @@ inline void on_devices(const CaseData& data, int world, const ExpertParallelOpti
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(),
-              cudaSuccess);  // the arrays are there: the rank's stream waits for no other one
+              cudaSuccess);  // the arrays must be ready: the rank's stream does not wait for other streams
     Rank rank{data, exchange, **layer, batch, workspace, bytes, stream};
     body(rank);
     cudaStreamSynchronize(stream);
@@ -131,7 +131,7 @@ inline std::array<uint64_t, 11> counts(const RunStatus& s) {
           s.nonfinite_weights,   s.nonfinite_outputs};
 }
 
-// The part of `whole` that the tokens are.
+// The part of `whole` that belongs to these tokens.
 inline std::vector<uint8_t> part_of(const CaseData& data, const std::vector<uint8_t>& whole,
                                     int64_t first, int64_t count) {
   const size_t token = data.out_bytes() / static_cast<size_t>(data.spec.tokens);
@@ -151,7 +151,7 @@ Function of_double(const char* name) {
 inline void set_in_double(const char* name, long value) {
   of_double<void (*)(const char*, long)>("fake_nccl_set")(name, value);
 }
-// Bytes that all ranks have sent by NCCL's double since the last call.
+// Bytes that all ranks have sent through NCCL's double since the last call.
 inline int64_t sent_bytes() {
   std::istringstream log(of_double<const char* (*)()>("fake_nccl_log")());
   int64_t total = 0;
@@ -201,7 +201,7 @@ inline void check_bits(const CaseData& data, int world, const ExpertParallelOpti
       [&](Rank& rank) {
         const int me = rank.exchange.rank();
         const auto [first, count] = tokens_of(tokens, data.spec.tokens, me, world);
-        ASSERT_OK(rank.run(first, count));  // a second run is after what the first one left
+        ASSERT_OK(rank.run(first, count));  // a second run starts with the leftovers of the first
         ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
         ASSERT_EQ(cudaMemset(rank.batch.out.data(), 0xFF, data.out_bytes()), cudaSuccess);
         ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -295,7 +295,7 @@ inline bool runs_here(ActivationFormat format) {
       .ok();
 }
 
-// Few tokens, and yet every format: on an emulator each run takes its time.
+// Few tokens, but every format: on an emulator every run takes time.
 struct NineTokens {
   ActivationFormat format;
   Routing routing;

@@ -25,7 +25,7 @@ std::string too_many(int64_t tokens, int64_t expert_rank, int64_t capacity, int 
          (runs == 1 ? " run" : " runs") + " since status was last asked for";
 }
 
-// The C interface's error for the last runs; empty if there is none.
+// The C interface's error for the last runs; empty after a success.
 std::string status_in_c(const Rank& rank) {
   nvfp4_moe_layer layer;
   layer.layer.reset(&rank.layer);
@@ -53,7 +53,7 @@ TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
   const OneRank uniform_one(uniform), partly_one(partly), hot_one(hot);
   ExpertParallelOptions options = with_capacity(kTokens);
   on_devices(uniform, world, options, [&](Rank& rank) {
-    ASSERT_OK(rank.run(0, kTokens));  // what a first call loads, no graph can
+    ASSERT_OK(rank.run(0, kTokens));  // a graph cannot load what a first call loads
     rank.out();
     ASSERT_OK(rank.exchange.barrier());
     const Replay replay(rank, 0, kTokens);
@@ -89,7 +89,7 @@ TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
     EXPECT_EQ(rank.status().status().message(), too_many(kTokens, of_expert, 5, 2));
     replay.run(hot);
     EXPECT_EQ(status_in_c(rank), too_many(kTokens, of_expert, 5, 1));
-    // what has been said is said once; the run itself counts its NaN
+    // an error is reported once; the NaN are counted by the run itself
     const auto again = rank.status();
     ASSERT_OK(again);
     EXPECT_EQ(again->nonfinite_outputs, static_cast<uint64_t>(count * 64));
@@ -146,8 +146,8 @@ TEST_P(CudaDispatchRuns, WhatDoesNotGoIsNamedOnEveryRank) {
   }
 }
 
-// Packets are checked before they are used: one that no rank can have sent gives NaN and an error,
-// and no run's memory is left.
+// Packets are checked before they are used: a packet that no rank can have sent gives NaN and an
+// error, and no access leaves the run's memory.
 TEST_P(CudaDispatchRuns, PacketsThatAreNobodysAreReported) {
   if (!emulated()) GTEST_SKIP() << "NCCL itself spoils no message";
   const CaseData data = made(dispatch_spec(3, Routing::kUniform, kNvfp4));
@@ -226,7 +226,7 @@ TEST_P(CudaDispatchRuns, WhatIsDoneToAStreamRightBehindARunIsLeftAlone) {
   on_devices(data, GetParam(), {}, [&](Rank& rank) {
     for (const auto mode : {cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeGlobal}) {
       if (mode == cudaStreamCaptureModeGlobal && GetParam() > 1)
-        continue;  // it forbids other ranks' threads too much
+        continue;  // it forbids too many calls of other ranks' threads
       ASSERT_OK(rank.run(0, 2));
       const auto wait = [] {
         std::this_thread::sleep_for(

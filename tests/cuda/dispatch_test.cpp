@@ -30,7 +30,7 @@ TEST_P(CudaDispatch, OneToManyTokensOfEveryRouting) {
           Routing::kPartlyNone, Routing::kAllNone, Routing::kBadIds}) {
       constexpr std::array kFormats = {kNvfp4, kBf16, kFp8};
       const ActivationFormat format = kFormats[turn++ % kFormats.size()];
-      // An emulator is done with one large batch in the time of many small ones.
+      // An emulator runs one large batch in the time of many small ones.
       if (!runs_here(format) || (emulated() && tokens > (routing == Routing::kZipf ? 1100 : 33)))
         continue;
       SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " +

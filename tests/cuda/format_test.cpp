@@ -16,7 +16,7 @@ namespace nvfp4_moe::internal::test {
 namespace {
 
 constexpr int64_t kRows = 133,
-                  kCols = 208;  // a ragged count of blocks of threads and of swizzle tiles
+                  kCols = 208;  // not a multiple of thread blocks or of swizzle tiles
 constexpr size_t kCodes = kRows * kCols / 2, kScales = kRows * kCols / 16;
 
 std::vector<uint32_t> bits(const std::vector<float>& values) {

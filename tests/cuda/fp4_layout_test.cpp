@@ -15,7 +15,7 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// Every code of a group of 16 rows x 64 k in one place, and every scale.
+// Every code of a group of 16 rows x 64 k has exactly one place, and so has every scale.
 TEST(Fp4Tile, ALaneHasEachCodeOnce) {
   std::set<std::pair<int, int>> seen;
   for (int lane = 0; lane < 32; ++lane)
@@ -69,7 +69,7 @@ TEST(Fp4Operand, OffsetsCoverTheRow) {
   }
 }
 
-// ---- a model of mma.m16n8k64 with block scales, by the tables of the PTX manual
+// ---- a model of mma.m16n8k64 with block scales, after the tables of the PTX manual
 
 struct Lane {
   std::array<uint32_t, 4> a;
@@ -101,8 +101,8 @@ std::array<std::array<double, 8>, 16> model_mma(const std::array<Lane, 32>& lane
   return d;
 }
 
-// Weights packed by the tile's offsets, activations by the operand's, fed to the instruction as the
-// mainloop does: the products of the two matrices.
+// Weights are packed at the tile's offsets, activations at the operand's, and fed to the
+// instruction as the mainloop does. The results are the products of the two matrices.
 TEST(Fp4Tile, TheInstructionMultipliesWhatWasPacked) {
   constexpr int kRows = 128, kTokens = 8, kK = 128;
   Random random(7);

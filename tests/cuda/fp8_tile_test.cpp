@@ -1,4 +1,4 @@
-// The packed tiles for products of E4M3 on a host.
+// The packed tiles for products of E4M3, on a host.
 #include "backend/sm90/fp8_tile.h"
 
 #include <gtest/gtest.h>
@@ -74,7 +74,7 @@ TEST(Fp8Tile, PicksAreTheWeights) {
   });
 }
 
-// Lanes' scales fill the part of a tile that codes leave, without gap or overlap.
+// Lanes' scales fill the part of a tile that has no codes, without gap or overlap.
 TEST(Fp8Tile, ScalesCoverTheirPart) {
   std::set<int> starts;
   for (int group = 0; group < cuda::kGroups; ++group)

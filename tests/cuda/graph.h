@@ -31,7 +31,7 @@ class Graph {
 
   // The Status of `enqueue` during the capture.
   const Status& status() const { return status_; }
-  // In the stream that it was captured from; waits for nothing.
+  // Launches in the stream of the capture, without waiting.
   void launch() const { EXPECT_EQ(cudaGraphLaunch(executable_, stream_), cudaSuccess); }
 
  private:

@@ -24,7 +24,7 @@ enum class LastRank { kDoesNotCome, kAborts, kIsStopped };
 void replay_without_the_last(const CaseData& data, int world, CombineBy combine, LastRank last) {
   const bool aborts = last == LastRank::kAborts;
   const ExpertParallelOptions options = combined_by(combine);
-  // On the emulator kernels are translated first, while ranks wait in real time.
+  // The emulator first translates the kernels, while ranks wait in real time.
   if (combine == CombineBy::kAllToAll)
     check_bits(data, world, {}, Tokens::kEven, Between::kPeers);
   else
@@ -67,7 +67,7 @@ void replay_without_the_last(const CaseData& data, int world, CombineBy combine,
           EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
           EXPECT_THAT(rank.status().status().message(), HasSubstr("stopped"));
         } else {
-          // It gets the failure too: at its next call, from the others.
+          // It receives the failure too, from the others, in its next call.
           EXPECT_THAT(waits_for_a_failure(exchange, 300).message(), HasSubstr(why));
         }
         while (ended < world - 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -20,7 +20,7 @@ namespace {
 
 class CudaPeers : public PeersTest {};
 
-// A capacity changes nothing: all tokens of one expert fit.
+// A capacity changes nothing, because all tokens of one expert fit.
 TEST_P(CudaPeers, AllToAllGivesTheBitsAndCountsOfOneRank) {
   check_nine_tokens(GetParam(),
                     {{kNvfp4, Routing::kBadIds, 0, 16, Tokens::kEven},
@@ -34,7 +34,7 @@ TEST_P(CudaPeers, AllToAllGivesTheBitsAndCountsOfOneRank) {
 
 TEST_P(CudaPeers, OneToManyTokensOfEveryRouting) {
   size_t turn = 0;
-  // On either side of 64: of a rank's own tokens, and of those of all.
+  // Both sides of 64: of a rank's own tokens, and of all ranks' tokens.
   for (const int64_t tokens : {1, 2, 33, 64, 130, 1100, 8192}) {
     for (const Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kOneExpert,
                                   Routing::kEmptyExperts, Routing::kPartlyNone, Routing::kBadIds}) {
@@ -120,8 +120,8 @@ TEST_P(CudaPeers, LargeSumsAreAddedInShards) {
   check_reduce(made(spec), *Placement::contiguous(6, std::min(GetParam(), 3)), 2, Between::kPeers);
 }
 
-// Layers of one exchange that are unlike each other take turns, in graphs that were captured before
-// a larger one took more memory.
+// Different layers of one exchange run alternately, in graphs that were captured before a larger
+// layer took more memory.
 TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
   const int world = GetParam();
   const CaseData small = made(dispatch_spec(4, Routing::kUniform, kNvfp4, 16)),
@@ -142,7 +142,7 @@ TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
           const auto run = [&] {
             return layer.run(batch, workspace.data(), layer.workspace_bytes(), rank.stream);
           };
-          EXPECT_OK(run());  // what a first call loads, no graph can
+          EXPECT_OK(run());  // a graph cannot load what a first call loads
           EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
           EXPECT_OK(rank.exchange.barrier());
           return Graph(rank.stream, run);
@@ -201,7 +201,7 @@ TEST_P(CudaPeers, WhatAnotherLayerHasLeftIsNoFlag) {
                           rank.stream};
         const auto replay_of = [&](const Rank& of) {
           const auto run = [&of] { return of.run(0, 4); };
-          EXPECT_OK(run());  // what a first call loads, no graph can
+          EXPECT_OK(run());  // a graph cannot load what a first call loads
           EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
           EXPECT_OK(rank.exchange.barrier());
           return std::make_unique<Graph>(rank.stream, run);

@@ -81,7 +81,7 @@ inline LayerOptions device_options(const CaseData& data) {
   return options;
 }
 
-// A rank's layer on its device. The exchange lives longer.
+// A rank's layer on its device. The exchange must outlive it.
 inline Result<std::unique_ptr<MoeLayer>> open_on_device(Exchange& exchange, const CaseData& data,
                                                         const ExpertParallelOptions& parallel) {
   LayerOptions options = device_options(data);

@@ -80,7 +80,7 @@ TEST_P(CudaRanksFailures, EveryReplayOfAllToAllAfterAFailureIsNan) {
                                   dispatch_spec(6, Routing::kUniform, kNvfp4, shared), 7);
 }
 
-// More CTAs of combine than read the host's word themselves.
+// More CTAs of combine than those that read the host's word themselves.
 TEST_P(CudaRanksFailures, EveryReplayOfManyTokensAfterAFailureIsNan) {
   ExpertParallelOptions options = with_capacity(520);
   check_replays_after_a_failure(GetParam(), options, dispatch_spec(520, Routing::kUniform, kBf16),

@@ -64,7 +64,7 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
         "rank 1: hidden: expected a pointer, got null");
     const auto run = [&] { return rank.run(0, 4); };
     EXPECT_OK(run());
-    ASSERT_OK(rank.exchange.barrier());  // the other rank's sum is done
+    ASSERT_OK(rank.exchange.barrier());  // the other rank's sum has finished
     const Status mixed = rank.exchange.rank() == 0 ? Graph(rank.stream, run).status() : run();
     EXPECT_EQ(mixed.message(),
               "stream of rank 1: expected one that is captured, as on rank 0, got one that is not");
@@ -78,7 +78,7 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
   });
 }
 
-// NCCL itself, as far as there are GPUs: eagerly, and a world of one rank in a graph.
+// NCCL itself, as far as there are GPUs: eagerly, and in a graph for a world of one rank.
 class CudaRanksOverNccl : public testing::Test {
  protected:
   void SetUp() override {
@@ -107,7 +107,7 @@ TEST_F(CudaRanksOverNccl, ARunIsCapturedAndReplayed) {
   const CaseData data = made(spec_of(9, 64, 32));
   const std::vector<uint8_t> expected = expected_sum(data, *Placement::contiguous(6, 1));
   on_devices(data, 1, combined_by(CombineBy::kAllReduce), [&](Rank& rank) {
-    ASSERT_OK(rank.run(0, 9));  // what a first call loads, no graph can
+    ASSERT_OK(rank.run(0, 9));  // a graph cannot load what a first call loads
     rank.out();
     const Replay replay(rank, 0, 9);
     ASSERT_OK(replay.status());

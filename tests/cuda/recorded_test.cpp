@@ -95,7 +95,7 @@ class StepsFromReference {
   std::vector<uint8_t> reference_out_, device_out_;
 };
 
-// Rows as the format stores them: the flag, then what a finite row has.
+// Rows in the format's layout: the flag, then the data of a finite row.
 std::vector<uint8_t> activations(const ActivationBuffers& from, const std::vector<int64_t>& rows,
                                  int64_t k, ActivationFormat format, size_t& row_bytes) {
   std::vector<uint8_t> all;
@@ -179,7 +179,7 @@ TEST_P(Recorded, StepsWhoseBitsAreFixed) {
     keep_status("status after route");
 
     pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.quantize(c)); });
-    std::vector<int64_t> tokens, all_rows;  // of tokens, those with a row
+    std::vector<int64_t> tokens, all_rows;  // tokens with at least one row
     for (int64_t row = 0; row < rows; ++row) {
       all_rows.push_back(row);
       const int64_t token = expected.routed.assignment_of_row[row] / options.top_k;
@@ -191,7 +191,7 @@ TEST_P(Recorded, StepsWhoseBitsAreFixed) {
     keep("hidden", hidden, row_bytes);
     keep_status("status after quantize");
 
-    // The device's gemm1 is not taken here: what comes after starts from the reference's.
+    // The device's gemm1 output is not used: the next step starts from the reference's.
     pair.step([](const LayerSteps& s, const StepContext& c) {
       EXPECT_OK(s.gemm1_swiglu(c, c.buffers.routed));
     });
@@ -223,8 +223,8 @@ TEST_P(Recorded, StepsWhoseBitsAreFixed) {
   }
 }
 
-// Values that any format holds: E2M1 codes times 1 or 2, in each block a 6 of these, so that
-// quantize finds the same codes.
+// Values that are exact in every format: E2M1 codes times 1 or 2. Each block has a 6 of these, so
+// that quantize finds the same codes.
 std::vector<uint16_t> exact_values(int64_t count) {
   Random random(static_cast<uint64_t>(count));
   std::vector<uint16_t> values;

@@ -83,7 +83,7 @@ TEST(Recording, RoundingsAreAStepAway) {
   other[0] = 0x7FC0;
   EXPECT_THAT(reader->roundings("gemm1", kExpected, other), HasSubstr("element 0"));
   other[0] = kExpected[0];
-  other[1] = 0x3F7F;  // a step from what is expected, two from what was recorded
+  other[1] = 0x3F7F;  // one step from the expected value, two from the recorded one
   EXPECT_THAT(reader->roundings("gemm1", kExpected, other), HasSubstr("two steps"));
 }
 

@@ -150,7 +150,7 @@ TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
     if (!takes(kind)) continue;
     SCOPED_TRACE(to_string(kind.activation_format));
     Weights now(kind, 7), other(kind, 8);
-    other.expert(0).gate.block_scales[5] = 0;  // its codes stay, though they multiply nothing
+    other.expert(0).gate.block_scales[5] = 0;  // unpack returns its codes, although they multiply nothing
     for (int64_t e = 0; e < kind.num_experts;
          ++e) {  // other exponents: other shifts and tensor scales
       other.expert(e).up.tensor_scale = 0.31f;
@@ -173,7 +173,7 @@ TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
       ASSERT_CUDA(cudaMemcpyAsync(outs.data() + i * runner.out_bytes(), runner.placed.batch().out,
                                   runner.out_bytes(), cudaMemcpyDeviceToDevice, runner.stream));
       if (i == replaced.size()) break;
-      Weights lent = other;  // gone once the call has returned
+      Weights lent = other;  // freed once the call has returned
       ASSERT_OK(
           layer->replace_expert_on_stream(replaced[i], lent.source_of(replaced[i]), runner.stream));
       for (auto& array :
@@ -197,8 +197,8 @@ TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
   }
 }
 
-// Threads: one runs or replays inputs in turn, the other replaces. 15,000 replays on a GPU, of all
-// kinds of layers together; 10 seconds of a kind at most.
+// Two threads: one runs or replays inputs in turn, the other replaces. 15,000 replays on a GPU,
+// over all kinds of layers; at most 10 seconds per kind.
 class CudaReplaceThreads : public CudaReplace {
  protected:
   void expect_no_mixtures(const MoeOptions& kind, bool replays) {
@@ -309,7 +309,7 @@ TEST_P(CudaReplace, OnAStreamRefusesBadScalesAndCapturedStreams) {
   expect_unpacks(*layer, 0, old);
 }
 
-// No lock is needed between a thread that captures and one that replaces on a stream.
+// A thread that captures and one that replaces on a stream need no lock.
 TEST_P(CudaReplace, OnAStreamDisturbsNoCaptureOfAnotherThread) {
   const MoeOptions kind = kinds_of_layers()[0];
   Weights old(kind, 7), other(kind, 8);

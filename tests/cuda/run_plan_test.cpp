@@ -62,7 +62,7 @@ TEST(RunPlan, SmallBatchesRouteAndQuantizeInOneKernel) {
   EXPECT_EQ(next.route.kernel, RouteKernel::kScatterByBits);
 }
 
-// A run that brings logits differs in nothing but the kernel before route.
+// With logits a run differs only in the kernel before route.
 TEST(RunPlan, ARunOfLogitsSelectsBeforeItRoutes) {
   for (int64_t tokens : {1, 40, 4000}) {
     RunPlan given = plan_of(options(), {.tokens = tokens}),
@@ -215,14 +215,14 @@ TEST(RunPlan, Gemm2RequantizesSmallBatches) {
   layer.activation_format = ActivationFormat::kFp8;
   layer.intermediate_size = 14336;
   EXPECT_EQ(requantize_of(layer, {.tokens = 1}), QuantizeKernel::kVec8Cta);
-  // The shared expert by itself: its rows are the tokens.
+  // The shared expert separately: its rows are the tokens.
   layer.shared_intermediate_size = 2048;
   EXPECT_EQ(plan_of(layer, {.tokens = 4}).shared.requantize.kernel, QuantizeKernel::kByGemm2);
   EXPECT_EQ(plan_of(layer, {.tokens = 5}).shared.requantize.kernel, QuantizeKernel::kVec8Cta);
 }
 
-// One decision in one place: another configuration moves route's tiles, the way rows are brought,
-// what quantize writes and what combine counts with it.
+// The configuration is chosen in one place. Another one changes route's tiles, the way rows are
+// loaded, the output of quantize, and combine's counts with it.
 TEST(RunPlan, AForcedConfigurationMovesEveryStep) {
   MoeOptions layer = options();
   layer.activation_format = ActivationFormat::kBf16;

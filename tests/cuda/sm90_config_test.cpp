@@ -11,8 +11,8 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// A rank with a part of the experts may get all assignments of a batch; a whole layer gets what the
-// host counts.
+// A rank with some of the experts may get all assignments of a batch; a whole layer gets the number
+// that the host counts.
 TEST(Sm90Backend, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
   MoeOptions options = case_table().front().options;
   options.num_experts = 384;
@@ -55,8 +55,8 @@ TEST(Sm90Backend, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
   }
 }
 
-// The launcher finds a configuration's kernels by its index, and for each of them both GEMMs of one
-// kind of rows.
+// The launcher finds a configuration's kernels by its index. Each configuration has both GEMMs for
+// its kind of rows.
 TEST(Sm90Kernels, AreInTheOrderOfTheConfigurations) {
   for (size_t i = 0; i < sm90::kGemmConfigs.size(); ++i) {
     SCOPED_TRACE(sm90::kGemmConfigs[i].name);

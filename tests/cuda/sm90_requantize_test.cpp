@@ -23,7 +23,7 @@ class Sm90Requantize : public testing::Test {
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
 };
-// The same of few and small layers.
+// The same with few and small layers.
 using Sm90SmallRequantize = Sm90Requantize;
 
 // K of gemm2 is not a multiple of a k-block, and its tiles are split.
@@ -41,7 +41,7 @@ std::string requantize_of(const CaseData& data, const CaseRun& run) {
   return "no such step";
 }
 
-// Returns what the run has counted. gemm_config: that of Limits.
+// Returns the run's counts. gemm_config: see Limits.
 RunStatus expect_bits_of_the_steps(const Case& spec, int gemm_config = -1) {
   const auto data = make_case(spec);
   EXPECT_OK(data);

@@ -141,7 +141,7 @@ class Sm90Layer : public testing::Test {
   static Case spec(const Ragged& ragged, ActivationFormat format) {
     return ragged_case(ragged, format);
   }
-  // The index in kGemmConfigs that the routed experts of a case get.
+  // The index in kGemmConfigs for the routed experts of a case.
   static size_t routed_config(const Case& spec, const MoeConfig& config) {
     const bool fp8 = spec.options.activation_format == ActivationFormat::kFp8;
     const sm90::ConfigTable& table = fp8 ? sm90::kFp8Table : sm90::kBf16Table;
@@ -151,8 +151,8 @@ class Sm90Layer : public testing::Test {
   static void expect_every_configuration_agrees(ActivationFormat format);
 };
 
-// Shapes that take each of a format's configurations. A test each, since these are the longest of a
-// GPU's.
+// Shapes that select each of a format's configurations. Each has its own test, since these take
+// longest on a GPU.
 void Sm90Layer::expect_every_configuration_agrees(ActivationFormat format) {
   std::set<size_t> configs;
   const auto expect = [&](const Ragged& ragged, int64_t local_experts) {

@@ -58,7 +58,7 @@ TEST(Tcgen05Tile, EightRowsHaveNoBankConflict) {
     }
 }
 
-// ---- a model of the tensor cores, by the tables of the PTX manual
+// ---- a model of the tensor cores, after the tables of the PTX manual
 
 // A byte of a row of a K-major operand. The operand's first row begins at `start` of the bytes: a
 // multiple of the swizzle's period, or 32 k further. Rows have 64 or 128 bytes; in their addresses

@@ -32,7 +32,7 @@ struct State {
   int64_t seen = 0, hit = 0;
 };
 State& state() {
-  static State* const value = new State;  // never destroyed: calls come until the process ends
+  static State* const value = new State;  // never destroyed: calls arrive until the process ends
   return *value;
 }
 
@@ -64,7 +64,7 @@ void record(RecordedCall call) {
   s.calls.push_back(std::move(call));
 }
 
-// Whether this call is one that the fault befalls.
+// Whether the fault applies to this call.
 bool faulty(const char* call, const std::string& path) {
   State& s = state();
   if (!below(s.fault_folder, path) || s.fault.call != call) return false;
@@ -89,7 +89,7 @@ void note_open(int fd, const std::string& path, bool existed, bool cut) {
       record({CallKind::kTruncate, path, "", s.files[path], 0, ""});
     }
     const auto known = s.files.find(path);
-    if (known == s.files.end()) return;  // of before the record, only read
+    if (known == s.files.end()) return;  // from before the record, only read
     opened.file = known->second;
   } else if (!S_ISDIR(facts.st_mode)) {
     return;

@@ -66,7 +66,7 @@ TEST(CExpertParallel, GivesTheBitsOfOneRank) {
       EXPECT_THAT(layer.describe(), HasSubstr(redundant ? "\"placement\":\"0,2,3|1,3,0\""
                                                         : "\"placement\":\"0,1|2,3\""));
       EXPECT_THAT(layer.describe(), HasSubstr("\"num_experts\":4,"));
-      layer.run(part, workspace);  // a rank that were closed here would end the other's first run
+      layer.run(part, workspace);  // closing a rank here would end the other's first run
     });
     outs[0].insert(outs[0].end(), outs[1].begin(), outs[1].end());
     EXPECT_TRUE(same_bits(outs[0], expected));
@@ -322,7 +322,7 @@ TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
       text += (i == 0 ? "" : i == backwards.size() / 2 ? "|" : ",") + std::to_string(backwards[i]);
     EXPECT_THAT(layer.describe(), HasSubstr("\"placement\":\"" + text + "\""));
 
-    // One rank's mistake is every rank's message, and the layer is as it was.
+    // Every rank reports one rank's mistake, and the layer is unchanged.
     auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
     const auto slots = static_cast<int64_t>(backwards.size());
     const auto refused = [&](const nvfp4_moe_status code, const char* message) {

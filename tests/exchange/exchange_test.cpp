@@ -302,7 +302,7 @@ TEST(ThreadGroups, WorldsAndTimeoutsOutsideTheirRangeAreRefused) {
 
 TEST(ThreadGroups, DifferentOperationsAreRefusedOnAll) {
   on_ranks(Over::kThreads, 2, kLong, [](Exchange& exchange) {
-    const int64_t one = 1;  // gathers of eight bytes by either name
+    const int64_t one = 1;  // gathers of eight bytes under either name
     int64_t all[2] = {};
     float value = 0;
     const Status status = exchange.rank() == 0 ? exchange.all_gather(&one, sizeof(one), all)

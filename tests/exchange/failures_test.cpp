@@ -1,4 +1,4 @@
-// A layer over several ranks that cannot open or run: every rank ends with the cause, and continues
+// A layer over several ranks that cannot open or run: every rank reports the cause, and continues
 // if it can.
 
 #include <atomic>
@@ -118,7 +118,7 @@ TEST(ParallelOpen, OptionsThatCannotBeAreRefusedOnAll) {
               Each(HasSubstr("rank 0: max_tokens")));
 }
 
-// A layer on each rank of a world, and what it runs.
+// A layer on each rank of a world, and the data it runs.
 struct OpenRank {
   Exchange& exchange;
   const CaseData& data;
@@ -241,8 +241,8 @@ TEST(ParallelRun, ASharedExpertsWeightsAreTakenWhereTheyAreRead) {
   });
 }
 
-// Logical experts on other slots, by replacing packed experts in place: what a fresh open packs,
-// byte for byte.
+// Assigning logical experts to other slots replaces packed experts in place: byte for byte as a
+// fresh open packs them.
 TEST(ParallelRearrange, GivesTheBytesOfAFreshLayerAndTheBitsOfTheOldOne) {
   const CaseData data = made(small());
   const Placement before = redundant(8, 4);
@@ -322,7 +322,7 @@ TEST(ParallelRun, TheWireCarriesCodesAndScales) {
         ExpertParallelOptions options = with_capacity(capacity);
         const LayerSource source = source_of(mine);
         LayerOptions limits = options_of(mine);
-        limits.limits.max_tokens = 24;  // no more is sent for it
+        limits.limits.max_tokens = 24;  // the layer does not send more because of it
         const auto layer = must(
             open_over_ranks(mine.config, source, limits, options, borrowed((*called)->exchange())));
         PoisonedWorkspace workspace((*layer)->workspace_bytes());

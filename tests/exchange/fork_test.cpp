@@ -38,7 +38,8 @@ void connect_ranks(Over over, std::vector<ForkedRank>& ranks) {
   });
 }
 
-// The number of the first call that a child is not refused, as it should be; 0: none.
+// The number of the first call that a child is allowed although it must be refused; 0 if all are
+// refused.
 int first_that_is_not_refused(Exchange& exchange) {
   const int64_t one = 1, bytes[kWorld] = {8, 8};
   int64_t to[kWorld] = {}, from[kWorld] = {};
@@ -56,7 +57,7 @@ int first_that_is_not_refused(Exchange& exchange) {
   return 0;
 }
 
-// Dropped in the child whole, as a host's exit does it: the other rank's exchange goes on.
+// Dropped entirely in the child, as when a host exits: the other rank's exchange continues.
 ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsName) {
   for (const Over over : {Over::kThreads, Over::kCallbacks}) {
     SCOPED_TRACE(name_of(over));
@@ -104,7 +105,7 @@ ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
                   "exchange: expected rank 0, got none: it has left");
         EXPECT_EQ(::write(received[1], &word, 1), 1);
       });
-      // The child is there until the parent has received.
+      // The child lives until the parent has received.
       EXPECT_EQ(
           in_forked_child([&] {
             if (drops) ranks.clear();

@@ -17,8 +17,8 @@ namespace {
 
 class Parallel : public BackendTest {
  protected:
-  // One case in `stride` of those that hold all experts, at least as many as ranks.
-  // batch_invariant: bits are compared across batches.
+  // One in `stride` of the cases that hold all experts and have at least as many as there are
+  // ranks. batch_invariant: bits are compared across batches.
   void for_cases(int stride, const std::function<void(const CaseData&)>& body) {
     int64_t seen = 0, used = 0;
     std::set<ActivationFormat> formats;

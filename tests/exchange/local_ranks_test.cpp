@@ -1,4 +1,4 @@
-// A process's ranks of an exchange: one that fails ends all, and the observer's view.
+// A process's ranks of an exchange: if one fails, all end; and the observer's view.
 #include "exchange/local_ranks.h"
 
 #include <algorithm>

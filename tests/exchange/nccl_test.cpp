@@ -196,7 +196,7 @@ TEST(Nccl, ACallThatFailsEndsAllRanks) {
     Blocks& blocks = of_rank[exchange.rank()].emplace(exchange);
     if (exchange.rank() == 1) {
       {
-        const Setting fails("fail send");  // of the process, and so of both ranks
+        const Setting fails("fail send");  // of the process, and so for both ranks
         EXPECT_EQ(device.all_to_all_v(blocks.call(kLong), nullptr).message(),
                   "all_to_all_v: nccl: ncclSend: invalid usage (as a test asked for)");
       }
@@ -250,8 +250,8 @@ TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
   EXPECT_EQ(made, 0) << "events are left";
 }
 
-// An event that was reached is the next call's: a run makes none once the longest queue has been
-// seen.
+// A reached event is reused by the next call: a run creates none once the longest queue has
+// occurred.
 TEST(Nccl, EventsAreUsedAgain) {
   std::atomic<int> made{0};
   on_devices(
@@ -285,7 +285,7 @@ TEST(Nccl, WhatNcclReportsLaterEndsAll) {
   });
 }
 
-// A rank of three, in a process of its own: one call after the other until one fails.
+// One of three ranks, in a separate process: makes calls until one fails.
 Status run_until_it_fails(const std::shared_ptr<Board>& board, int rank,
                           const std::function<void(int call)>& each) {
   std::optional<Blocks> blocks;  // kept until the communicator has ended; its threads write to the blocks

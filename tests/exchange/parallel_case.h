@@ -78,7 +78,7 @@ inline ExpertParallelOptions with_capacity(int64_t capacity) {
   return options;
 }
 
-// How the case's tokens fall on the ranks of kAllToAll: nearly even, or all on one.
+// How the case's tokens are distributed over the ranks of kAllToAll: nearly even, or all on one.
 enum class Tokens { kEven, kAllOnLast };
 
 inline std::pair<int64_t, int64_t> tokens_of(Tokens tokens, int64_t count, int rank, int world) {
@@ -129,8 +129,8 @@ inline ParallelRun run_parallel(const Backend& backend, const CaseData& data, in
   return run;
 }
 
-// Every expert twice, on ranks next to each other: experts of contiguous placements, then those of
-// the next rank.
+// Every expert twice, on neighbouring ranks: experts of contiguous placements, then those of the
+// next rank.
 inline Placement redundant(int64_t experts, int world) {
   std::vector<int64_t> map;
   for (int rank = 0; rank < world; ++rank)

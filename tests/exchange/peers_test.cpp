@@ -226,7 +226,7 @@ TEST(Peers, ADeviceThatFailsIsNamedOnEveryRank) {
               Each("unsupported rank 1: no address"));
 }
 
-// Another process's device may be reached by its handle without being seen: it is tried.
+// Another process's device may be reachable by its handle without being visible, so it is tried.
 TEST(Peers, ADeviceThatIsNotVisibleIsNoRefusal) {
   Counts counts;
   DeviceDouble::Answers hidden;

@@ -85,7 +85,7 @@ TEST(CRearrangeArrays, WhatOneRankGetsWrongReachesAllAndNothingChanges) {
   });
 }
 
-// An expert that is illegal is one that has begun to be replaced on other ranks.
+// If an expert is illegal, other ranks have already begun to replace it.
 TEST(CRearrangeArrays, AnIllegalExpertEndsTheExchangeByName) {
   on_two_ranks([](int rank, nvfp4_moe::Layer& layer, CLayer& c) {
     auto broken = c.tensors;

@@ -1,4 +1,4 @@
-// The codecs against CUDA's host conversions; cuda_codec_long_test.cpp takes every float32.
+// The codecs against CUDA's host conversions; cuda_codec_long_test.cpp tests every float32.
 #include "formats/cuda_codec.h"
 
 #include <bit>

@@ -105,7 +105,7 @@ TEST(ExactMode, EveryPairOfScaleAndBf16GivesTheExactlyRoundedCode) {
   EXPECT_GT(pairs, 2000000);
 }
 
-// Exact mode commutes with powers of two: one more factor 2 in x and s changes no byte.
+// Exact mode commutes with powers of two: another factor of 2 in x and s changes no byte.
 TEST(ExactMode, ScalesByPowersOfTwo) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;

@@ -228,7 +228,7 @@ TEST(QuantizeWeights, RefusesShapesAndScales) {
   }
 }
 
-// kMse: never worse than kMax, and exactly the best of the candidates that the header names.
+// kMse: never worse than kMax, and exactly the best of the candidates that the header lists.
 TEST(QuantizeWeights, MseSearchTakesTheBestNeighbour) {
   int better = 0;
   for (uint32_t seed = 0; seed < 40; ++seed) {

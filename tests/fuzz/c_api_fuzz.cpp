@@ -39,7 +39,7 @@ void check_text(nvfp4_moe_status code, char* text) {
   nvfp4_moe_text_free(text);
 }
 
-// A host's threads that are not threads: pieces in reverse order.
+// A host's "threads" on one thread: pieces in reverse order.
 void lent_parallel_for(int64_t count, int64_t grain, nvfp4_moe_parallel_body body, void* context,
                        void*) {
   for (int64_t begin = (count - 1) / grain * grain; begin >= 0; begin -= grain)
@@ -229,7 +229,7 @@ class Session {
           a_.structure(expert(config, std::max<int64_t>(config.shared_intermediate_size, 16)));
     t.hidden_scale = a_.scale();
     t.intermediate_scale = a_.scale();
-    // Sizes that cannot be: the arrays must not be touched.
+    // Impossible sizes: the arrays must not be accessed.
     if (a_.rarely()) {
       int64_t* sizes[] = {&config.top_k, &config.hidden_size, &config.intermediate_size,
                           &config.num_experts};
@@ -248,7 +248,7 @@ class Session {
     config_ = config;
     size_t config_bytes = 0;
     std::memcpy(&config_bytes, given, sizeof(config_bytes));
-    if (config_bytes < sizeof(config)) {  // what an older header's struct lacks was zero
+    if (config_bytes < sizeof(config)) {  // fields that an older header's struct lacks were zero
       nvfp4_moe_config cut{};
       std::memcpy(&cut, &config, config_bytes);
       config_ = cut;
@@ -534,8 +534,8 @@ class Session {
       c.correction_bias = 0, c.num_expert_group = 0, c.scoring = 1;
     c.reserved = a_.rarely(6) ? 1 : 0;
     const nvfp4_moe_router_config* given = a_.structure(c);
-    // The arrays are of the config that the library reads: what an older header's struct lacks is
-    // zero.
+    // The arrays fit the config that the library reads: fields that an older header's struct lacks
+    // are zero.
     nvfp4_moe_router_config read{};
     size_t size = 0;
     if (given != nullptr) std::memcpy(&size, given, sizeof(size));

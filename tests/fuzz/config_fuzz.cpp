@@ -74,7 +74,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     REQUIRE(layer > before);
     before = layer;
   }
-  // Targets and globs of the file are matched against names: in bounded time, with a result or a
+  // The file's targets and globs are matched against names: in bounded time, with a result or a
   // reason.
   for (const char* module :
        {"model.layers.3.mlp.experts.17.down_proj", "layers.0.ffn.shared_experts.w1"}) {

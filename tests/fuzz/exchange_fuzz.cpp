@@ -60,7 +60,7 @@ class Calls {
     connect();
     for (int calls = 0; calls < 16 && a_.more(); ++calls) one_call();
   }
-  // Over an exchange that is there: opens a layer as all ranks do, then runs.
+  // If there is an exchange: opens a layer as all ranks do, then runs.
   template <class Opened>
   void play_as_rank_0(const Opened& opened) {
     for (int attempts = 0; layer_ == nullptr && attempts < 4 && a_.more(); ++attempts) open();
@@ -80,7 +80,7 @@ class Calls {
       fails_ = a_.rarely(3) ? 1 : 0;
       callbacks.user = &fails_;
       callbacks.all_to_all_v = a_.rarely(4) ? nullptr : copy_own_block;
-      // A host's function copies one block: no world but of one.
+      // A host's function that copies one block: it only serves a world of one.
       const bool one = rank == 0 && world == 1;
       check(nvfp4_moe_exchange_connect(one ? a_.structure(callbacks) : nullptr, rank, world,
                                        timeout, out));

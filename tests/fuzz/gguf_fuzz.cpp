@@ -56,7 +56,8 @@ void check_model(const std::string& path) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string bytes(reinterpret_cast<const char*>(data), size);
-  // How much data the header names: too little is cut off, too much is refused otherwise.
+  // The number of data bytes that the header names: fewer are cut off, more are refused for another
+  // reason.
   std::string longer = bytes;
   for (uint64_t low = 0, high = kMaxData; low < high;) {
     const uint64_t middle = (low + high) / 2;

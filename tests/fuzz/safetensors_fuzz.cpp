@@ -58,8 +58,7 @@ void check_header(const SafetensorsHeader& header, uint64_t file_size) {
   }
 }
 
-// The file: every tensor is found by name, may be asked for in advance, and is read to its last
-// byte.
+// The file: every tensor is found by name, may be prefetched, and is read to its last byte.
 void walk_file(const std::string& bytes) {
   const int fd = memfd_create("safetensors_fuzz", MFD_CLOEXEC);
   REQUIRE(fd >= 0 && write(fd, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));

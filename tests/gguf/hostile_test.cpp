@@ -209,7 +209,7 @@ TEST(HostileGguf, TheGoodFilesAreGood) {
     EXPECT_EQ(describe(header->tensors[0]), "(2, 2) F32");
     EXPECT_EQ(describe(header->tensors[2]), "(3, 128) NVFP4");
     EXPECT_EQ(header->tensors[2].size_bytes(), 3u * 72);
-    // The padding of the last tensor need not be there.
+    // The padding of the last tensor may be missing.
     EXPECT_OK(parse_gguf_header(as_bytes(file), file.size() - (32 - 3 * 72 % 32)));
   }
 }
@@ -238,7 +238,7 @@ ATTACK_TEST(kTruncations, HostileGguf, EveryTruncationIsRefused) {
     attacked();
     ASSERT_EQ(header.ok(), size >= end) << size;
     if (!header.ok()) expect_presentable(header.status());
-    // The file is there, but less of it was handed over than the header needs.
+    // The file is complete, but the caller passes less of it than the header needs.
     bool more_needed = false;
     const auto partial = parse_gguf_header(as_bytes(cut), good.size(), &more_needed);
     ASSERT_EQ(partial.ok(), size >= header_bytes) << size;
@@ -270,7 +270,7 @@ ATTACK_TEST(kHostileFiles, HostileGguf, DisturbedBytesNeverBreakTheTiling) {
   EXPECT_GT(accepted, 0);
 }
 
-// A header of any length is found by reading further; one that never ends is not.
+// A header of any length is found by reading further; an endless one is refused.
 TEST(HostileGguf, LongHeadersAreReadInSteps) {
   TempDir dir;
   GgufBuilder builder;

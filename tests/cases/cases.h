@@ -26,7 +26,8 @@ enum class Routing : uint8_t {
   kAllNone,       // every id is -1
   kPartlyNone,    // a quarter of the ids is -1; some tokens have no choice at all
   kDuplicates,    // experts may repeat within a token, and some tokens name one expert top_k times
-  kBadIds,  // some ids are outside [-1, num_experts); some of these become valid if narrowed to int32
+  kBadIds,  // some ids are outside [-1, num_experts); some of these become valid if narrowed to
+            // int32
 };
 enum class DataKind : uint8_t {
   kNormal,

@@ -187,9 +187,9 @@ TEST(Quantization, CompressedTensorsTargetsAreMatchedAsTheirProducerDoes) {
   expect(kW4A4, kW4A16, kW4A4);
   groups["group_0"]["targets"] = {"re:.*experts.*"};
   groups["group_1"]["targets"] = {"re:.*experts.*down_proj",
-                                  down};              // "re:.*experts.*" comes first, but the name wins
-  expect(kW4A4, kW4A16, kW4A16);                      // no entry names the shared expert: floats
-  groups["group_1"]["targets"] = {"re:.*experts.*"};  // the same target twice: the more precise one wins
+                                  down};  // "re:.*experts.*" comes first, but the name wins
+  expect(kW4A4, kW4A16, kW4A16);          // no entry names the shared expert: floats
+  groups["group_1"]["targets"] = {"re:.*experts.*"};  // comes first, but the name wins
   expect(kW4A16, kW4A16, kW4A16);
   groups["group_1"]["targets"] = {"re:experts.*"};  // re.match begins at the beginning
   expect(kW4A4, kW4A4, kW4A16);

@@ -57,7 +57,8 @@ ATTACK_TEST_P(kPlantedFaults, Planted, IsToldByItsOwnId) {
 
 constexpr Severity kWarn = Severity::kWarning;
 const Expectation kExpectations[] = {
-    {Plant::kFlippedCode, {}, Severity::kError, "", "", true},    // a legal value: only `verify --against` detects it
+    {Plant::kFlippedCode, {}, Severity::kError, "", "", true},    // a legal value: only `verify
+                                                                  // --against` detects it
     {Plant::kScaleTimesTwo, {}, Severity::kError, "", "", true},  // the same
     {Plant::kSwappedGateUp, {}, Severity::kError, "", "", true},  // the same
     {Plant::kTransposedScales, {"shape_mismatch"}, Severity::kError, "down", "scales"},
@@ -173,7 +174,7 @@ TEST(LayerScales, TakeTheLargestUsableOfAllExperts) {
     std::vector<Finding> findings;
     auto scales = must(checkpoint->layer_scales(0, &findings));
     EXPECT_FLOAT_EQ(*scales->hidden, 0.09f);        // 0.01 * (7 + 2)
-    EXPECT_FLOAT_EQ(*scales->intermediate, 0.14f);  // 0.02 * (5 + 2): expert 7 has no input scale, expert 6 an infinite one
+    EXPECT_FLOAT_EQ(*scales->intermediate, 0.14f);  // 0.02 * (5 + 2): 7 has no scale, 6 an Inf
     EXPECT_EQ(ids(findings),
               (std::set<std::string>{"input_scale_missing", "input_scale_infinite"}));
   }
@@ -246,7 +247,7 @@ TEST(Findings, EveryTensorIsUsedOrListed) {
       EXPECT_FALSE(finding.actual.empty());
     }
   }
-  // Of each of the 8 experts in two layers 12 tensors are read, and one more is unknown; all the
+  // 12 tensors of each of the 8 experts in two layers are read, and one more is unknown; all the
   // rest must be listed.
   EXPECT_EQ(ignored, static_cast<int64_t>(tensors.size()) - 2 * 8 * 12 - 1);
   EXPECT_TRUE(patterns.contains("layers.*.ffn.gate.weight"));
@@ -289,7 +290,7 @@ TEST(Open, LayersAreThoseDeclaredAndPresent) {
   const Opened checkpoint(builder);
   EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{0, 1}));
   const std::set<std::string> found = ids(checkpoint->findings());
-  EXPECT_TRUE(found.contains("undeclared_layer"));  // layer 2 has experts, but the config calls it dense
+  EXPECT_TRUE(found.contains("undeclared_layer"));  // layer 2: the config calls it dense
   EXPECT_TRUE(found.contains("missing_layer"));     // layer 3 is declared but missing
 }
 

@@ -110,8 +110,7 @@ TEST(ShardedWriter, AShardMadeOtherwiseIsNotTakenForComplete) {
   fs::resize_file(dir.file("model-00002-of-00003.safetensors"), 100);
   auto writer = must(open_writer(dir, {{"scales", "mse"}}));
   EXPECT_EQ(writer->complete_shards(), 2u);
-  EXPECT_FALSE(
-      fs::exists(dir.file("model.safetensors.index.json")));  // an incomplete checkpoint has no index
+  EXPECT_FALSE(fs::exists(dir.file("model.safetensors.index.json")));  // incomplete: no index
   EXPECT_EQ(write_needed(*writer), std::vector<std::string>{"large"});
   ASSERT_OK(writer->finish());
   expect_whole(dir);

@@ -124,7 +124,7 @@ void expect_steps(const nlohmann::json& steps) {
 TEST(Bench, SharesAreOfWhatWasMeasuredBesideThem) {
   const nlohmann::json json = bench({"--shape", "A", "--experts", "8", "--tokens", "4", "--steps"});
   ASSERT_EQ(json["timings"].size(), 1u);
-  // There are none on a host that runs the portable kernels.
+  // A host that runs the portable kernels has none.
   const nlohmann::json& peak = json["configurations"][0]["peak"];
   expect_shares(json["timings"][0], !peak.is_null());
   const std::string kernel = json["configurations"][0]["describe"]["kernels"]["gemm2"];

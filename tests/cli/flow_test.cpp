@@ -247,8 +247,7 @@ TEST(Flow, RunTellsWeightsAndOutputsThatAreNotFinite) {
   EXPECT_EQ(replay["nonfinite_weights"], 1);
   EXPECT_EQ(replay["nonfinite_outputs"], kHidden);
 
-  write_states(states,
-               std::numeric_limits<float>::max());  // a finite weight that is too large for its products
+  write_states(states, std::numeric_limits<float>::max());  // finite, but products overflow
   EXPECT_THAT(
       run("").out,
       HasSubstr("elements of out are not finite, by overflow: hidden and router weights are"));

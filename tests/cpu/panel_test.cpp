@@ -102,7 +102,8 @@ TEST(Panel, MeasuringFp8WeightsTakesLessThanPackingThem) {
   for (uint8_t& scale : matrix.scales) scale = static_cast<uint8_t>(0x60 + scale % 0x1F);
   std::vector<uint8_t> packed(static_cast<size_t>(panel_bytes(2048)));
   const auto best_of = [](auto body) {
-    std::clock_t best = std::numeric_limits<std::clock_t>::max();  // of processor time, which a busy machine does not affect
+    std::clock_t best = std::numeric_limits<std::clock_t>::max();  // of processor time, which a
+                                                                   // busy machine does not affect
     for (int i = 0; i < 9; ++i) {
       const std::clock_t start = std::clock();
       body();

@@ -69,7 +69,8 @@ inline void on_devices(const CaseData& data, int world, const ExpertParallelOpti
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(),
-              cudaSuccess);  // the arrays must be ready: the rank's stream does not wait for other streams
+              cudaSuccess);  // the arrays must be ready: the rank's stream does not wait for other
+                             // streams
     Rank rank{data, exchange, **layer, batch, workspace, bytes, stream};
     body(rank);
     cudaStreamSynchronize(stream);

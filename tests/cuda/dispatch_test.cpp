@@ -65,7 +65,7 @@ TEST_P(CudaDispatch, AnyPlacementNowAndOnceRearranged) {
     load[static_cast<size_t>(data.id(at / 2, at % 2))] += static_cast<uint64_t>(world);
   on_devices(data, world, {}, [&](Rank& rank) {
     ASSERT_OK(ranks_of(rank.layer).rearrange(round_robin(8, world), source_of(data)));
-    ASSERT_OK(rank.run(0, 8));  // every rank brings all tokens
+    ASSERT_OK(rank.run(0, 8));  // every rank passes all tokens
     EXPECT_EQ(difference_of(data, one.out, rank.out()), "");
     const auto counted = must(ranks_of(rank.layer).expert_load());
     EXPECT_EQ(*counted, load);

@@ -30,7 +30,7 @@ struct Architecture {
   const Backend* backend;
   const char* name;
   int capability, other;  // of the chip itself and of its family's other one: 120 for 12.0
-  const char* expected;   // in the reason that another device is told
+  const char* expected;   // part of the error for another device
   const char* gemm;       // of nvfp4 activations, in a plan
   const char* bf16_gemm;  // of bf16 activations
   int configs;

@@ -123,7 +123,7 @@ TEST_P(NonfiniteCountsOnADevice, ThousandsOfTokens) {
     }
 }
 
-// Few enough for compute-sanitizer.
+// Small enough for compute-sanitizer.
 TEST_P(NonfiniteCountsOnADevice, AFewTokens) {
   expect_counts(spec_of(3, 528, 12, RouterWeight::kAfterDown, DType::kBf16, RowFormat::kFp32), 1);
   expect_counts(spec_of(70, 80, 2, RouterWeight::kBeforeDown, DType::kF16, RowFormat::kBf16), 0);

@@ -70,7 +70,7 @@ TEST_P(OnInputOnADevice, ARunIsItsSteps) {
   EXPECT_EQ(into_rows, &backend() == &kSm90Backend) << "rows by TMA beside a shared expert";
 }
 
-// Few enough for compute-sanitizer.
+// Small enough for compute-sanitizer.
 TEST_P(OnInputOnADevice, AFewTokens) {
   for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
     for (const int64_t shared_size : {0, 96})

@@ -133,7 +133,7 @@ TEST_P(CudaPack, DeviceRowsGiveTheBytesOfHostRows) {
       ASSERT_EQ(device.tensor_scales[static_cast<size_t>(e)],
                 host.tensor_scales[static_cast<size_t>(e)]);
       ASSERT_EQ(device.fp8_weights_of(e), host.fp8_weights_of(e));
-      if (format == ActivationFormat::kFp8) {  // the device counts for both sources; here the host counts
+      if (format == ActivationFormat::kFp8) {  // the device counts for both; here the host counts
         const ExpertSource source = data.expert(e);
         const Fp8ExpertWeights counted = {measure_fp8_weights(source.gate),
                                           measure_fp8_weights(source.up),

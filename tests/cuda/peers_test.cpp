@@ -69,7 +69,7 @@ TEST_P(CudaPeers, AllReduceIsTheSumInTheOrderOfTheRanks) {
   check_reduce(data, redundant(6, std::min(world, 3)), 2, Between::kPeers);
 }
 
-// Every kind of layer.
+// Sums of every kind of layer.
 TEST_P(CudaPeers, SmallSumsOfAnyLayer) {
   const int world = GetParam();
   if (emulated() && world != 2) GTEST_SKIP() << "an emulator runs two ranks of it";

@@ -49,7 +49,7 @@ struct Weights {
     source.biases = {gate.data(), up.data(), down.data()};
     return source;
   }
-  // Takes one expert of others.
+  // Copies one expert of others.
   void take(int64_t e, Weights& other) {
     expert(e) = other.expert(e);
     if (e != kSharedExpert && !biases.empty())
@@ -150,7 +150,7 @@ TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
     if (!takes(kind)) continue;
     SCOPED_TRACE(to_string(kind.activation_format));
     Weights now(kind, 7), other(kind, 8);
-    other.expert(0).gate.block_scales[5] = 0;  // unpack returns its codes, although they multiply nothing
+    other.expert(0).gate.block_scales[5] = 0;  // its codes unpack, but multiply nothing
     for (int64_t e = 0; e < kind.num_experts;
          ++e) {  // other exponents: other shifts and tensor scales
       other.expert(e).up.tensor_scale = 0.31f;
@@ -323,7 +323,7 @@ TEST_P(CudaReplace, OnAStreamDisturbsNoCaptureOfAnotherThread) {
       EXPECT_OK(layer->replace_expert_on_stream(0, weights.source_of(0), second));
     }).join();
   };
-  replace_in_a_thread(other);  // what a first call loads
+  replace_in_a_thread(other);  // a capture cannot load what a first call loads
   const Graph graph(
       runner.stream,
       [&] {

@@ -223,7 +223,7 @@ TEST_F(Sm90Layer, ARunIsItsSteps) {
            {DataKind::kNormal, DataKind::kSaturating, DataKind::kTiny, DataKind::kNan})
         expect_run_is_its_steps(kSm90Backend, tokens, scale, values);
 }
-// Few enough for compute-sanitizer.
+// Small enough for compute-sanitizer.
 TEST_F(Sm90SmallLayer, ARunIsItsSteps) {
   expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan);
   expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan,

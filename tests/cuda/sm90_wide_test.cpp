@@ -127,7 +127,7 @@ TEST_F(Sm90WideTiles, AgreeWithThePlainKernels) {
     for (int config = kFirstWithWide; config < sm90::kWideConfig; ++config)
       expect_right(spec, config, {9, 33, 0, 133, 1}, format);
 }
-// On both sides of the bound; no row at all.
+// On both sides of the bound, and without any row.
 TEST_F(Sm90WideTiles, AreListedFromSoManyRowsOn) {
   Case spec = ragged_case({4, 2, 1, Routing::kUniform}, ActivationFormat::kBf16);
   spec.options.hidden_size = 272;

@@ -174,7 +174,7 @@ TEST(CExpertParallel, WhatOneRankGetsWrongInACallReachesAll) {
     EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), rank == 1 ? nullptr : load, 4),
               NVFP4_MOE_STATUS_INVALID_ARGUMENT);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: load: expected a pointer"));
-    layer.run(right, workspace);  // and the exchange goes on
+    layer.run(right, workspace);  // and the exchange continues
     EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), load, 4), NVFP4_MOE_STATUS_OK);
   });
 }

@@ -181,7 +181,7 @@ TEST_P(SeveralRanks, ARankThatAbortsEndsAllAtOnce) {
       const Status ended = exchange.barrier();
       EXPECT_FALSE(ended.ok());
       EXPECT_THAT(ended.message(), HasSubstr("rank 1: expert 3: expected 64 columns, got 48"));
-      EXPECT_EQ(exchange.barrier().message(), ended.message());  // and stays so
+      EXPECT_EQ(exchange.barrier().message(), ended.message());  // and remains so
     });
   });
   EXPECT_LT(took, 10) << "ended by the timeout";
@@ -190,7 +190,7 @@ TEST_P(SeveralRanks, ARankThatAbortsEndsAllAtOnce) {
 TEST_P(SeveralRanks, ARankThatLeavesIsNamedOnAllOthersAtOnce) {
   const double took = seconds_of([&] {
     on_all([](Exchange& exchange) {
-      if (exchange.rank() == 1) return;  // its exchange goes
+      if (exchange.rank() == 1) return;  // its exchange is destroyed
       const Status ended = exchange.all_to_all_v(
           nullptr, std::vector<int64_t>(static_cast<size_t>(exchange.world())), nullptr,
           std::vector<int64_t>(static_cast<size_t>(exchange.world())));
@@ -350,7 +350,7 @@ int fails(void*, const void*, const int64_t*, void*, const int64_t*, int64_t tim
           char* error, size_t size) {
   const std::string text =
       "no route to rank 3 in " + std::to_string(timeout_ms) + " ms" + std::string(size, '!');
-  text.copy(error, size);  // fills the array without a terminating 0, which the library must survive
+  text.copy(error, size);  // without a terminating 0, which the library must survive
   return 1;
 }
 int fails_without_a_word(void*, const void*, const int64_t*, void*, const int64_t*, int64_t, char*,

@@ -291,7 +291,7 @@ TEST(ParallelRearrange, ARankThatCannotLoadEndsAll) {
       const Status status = ranks_of(rank.layer).rearrange(round_robin(8, 2), source);
       EXPECT_THAT(status, memory ? Refused(Code::kOutOfMemory, "rank 1: ")
                                  : Refused(Code::kBadInput, "rank 1: slot 4, expert 1: gone"));
-      EXPECT_EQ(rank.run().message(), status.message());  // the ranks no longer know which rank has which expert
+      EXPECT_EQ(rank.run().message(), status.message());  // the placement is now unknown
     });
 }
 
@@ -356,7 +356,7 @@ TEST(ParallelLoad, CountsAssignmentsOfAllRanks) {
       EXPECT_EQ(*ranks_of(rank.layer).local_expert_load(), expected);
       std::vector<uint64_t> all = expected;
       if (combine == CombineBy::kAllToAll)
-        for (uint64_t& count : all) count *= 4;  // each rank brought the batch
+        for (uint64_t& count : all) count *= 4;  // each rank passed the batch
       const auto gathered = must(ranks_of(rank.layer).expert_load());
       EXPECT_EQ(*gathered, all);
       ASSERT_OK(ranks_of(rank.layer).reset_expert_load());

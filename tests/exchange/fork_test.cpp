@@ -146,7 +146,7 @@ ATTACK_TEST(kForks, ForkedExchange, AWatchEndsWithoutItsThread) {
               }),
               0);
     const int before = polls;
-    while (polls == before) std::this_thread::yield();  // the parent's goes on
+    while (polls == before) std::this_thread::yield();  // the parent's continues
   }
 }
 

@@ -214,7 +214,7 @@ TEST(Nccl, ACallThatFailsEndsAllRanks) {
 
 TEST(Nccl, ARankThatNeverComesEndsTheCallByItsTimeout) {
   std::atomic<bool> over{false};
-  std::optional<Blocks> blocks;  // kept until the communicators have ended; their threads write to the blocks
+  std::optional<Blocks> blocks;  // must outlive the communicators' threads
   const double took = seconds_of([&] {
     on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
       if (exchange.rank() == 1) {
@@ -288,7 +288,7 @@ TEST(Nccl, WhatNcclReportsLaterEndsAll) {
 // One of three ranks, in a separate process: makes calls until one fails.
 Status run_until_it_fails(const std::shared_ptr<Board>& board, int rank,
                           const std::function<void(int call)>& each) {
-  std::optional<Blocks> blocks;  // kept until the communicator has ended; its threads write to the blocks
+  std::optional<Blocks> blocks;  // must outlive the communicators' threads
   BoardRank end(board, rank, 3);
   auto exchange = end.connect(kLong);
   NVFP4_MOE_TRY(exchange.status());

@@ -76,7 +76,7 @@ TEST_P(Judge, ErrorsOfTwiceTheLimitFail) {
               HasSubstr("relative L2"));
 }
 
-// Faults that turn a pair red, and what is said of them.
+// Faults that turn a pair red, and words of the message about them.
 struct Fault {
   const char* name;
   std::function<void(Pair&)> plant;

@@ -32,8 +32,8 @@ void set_code(Nvfp4Buffers& matrix, int64_t cols, int64_t row, int64_t col, uint
                       : static_cast<uint8_t>((pair & 0x0F) | code << 4);
 }
 
-// (rows, kHidden) of pairs (w, -w) and scales of 1 or 2, except the blocks of scale 1 if the caller
-// puts its own.
+// (rows, kHidden) of pairs (w, -w) and scales of 1 or 2. put_pair later sets its block's scale to
+// 1.
 void fill_with_pairs(Nvfp4Buffers& matrix, int64_t rows, Random& random) {
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t col = 0; col < kHidden; col += 2) {

@@ -25,10 +25,9 @@ TEST_P(Int8BlockLayer, ErrsAHundredTimesLessThanNvfp4) {
   RecordProperty("int8_block_nmse", std::to_string(int8));
   RecordProperty("nvfp4_nmse", std::to_string(nvfp4));
   EXPECT_LE(int8, 1e-4);
-  EXPECT_GT(int8, 1e-5);  // less than this and nothing was quantized
+  EXPECT_GT(int8, 1e-5);  // if it were less, nothing would have been quantized
   EXPECT_GE(nvfp4, 100 * int8);
-  // One channel in 32 twenty times larger: it takes the resolution of its own block and of no
-  // other.
+  // One channel in 32 is twenty times larger: it reduces the resolution of its own block only.
   EXPECT_LE(nmse(ActivationFormat::kInt8Block, DataKind::kOutliers), 2.5e-4);
 }
 
@@ -63,7 +62,8 @@ TEST(Int8BlockReference, CancelsExactlyOverEverySpread) {
     for (const int small : {-109, -60, -3}) {
       if (small >= large) continue;
       const float big = std::ldexp(1.37f, large), rest = std::ldexp(-1.91f, small);
-      // In double the sum of these blocks is 0, or rest's last bits are gone, from 2^29 apart on.
+      // Summed in double, these blocks give 0, or lose rest's last bits, if they are 2^29 or more
+      // apart.
       const double expected = 16.0 * -127 * static_cast<float>(std::fabs(rest) / 127.0f);
       EXPECT_EQ(ones_times(kReferenceBackend, blocks({big, rest, -big, 0})).front(),
                 static_cast<float>(expected))

@@ -58,7 +58,8 @@ TEST(ActivationScalesOfALayer, FollowOptionsAndCheckpoint) {
     float hidden, intermediate;
   } cases[] = {
       {small(), {}, 0, 0},
-      // static: rounded up to a power of two, times headroom, and at least the least normal number.
+      // static: rounded up to a power of two, times headroom, and at least the smallest normal
+      // number.
       {of(Scale::kStatic, kInnerDynamic), {0.0021f, {}}, 0x1p-8f, 0},
       {of(Scale::kStatic, kInnerDynamic), {0x1p-9f, {}}, 0x1p-9f, 0},
       {of(Scale::kStatic, kInnerDynamic, Format::kNvfp4, 16), {0.0021f, {}}, 0x1p-4f, 0},
@@ -68,7 +69,7 @@ TEST(ActivationScalesOfALayer, FollowOptionsAndCheckpoint) {
       // fixed of a checkpoint: sixteenfold room.
       {of(kDynamic, Inner::kFixed), {{}, 0.0021f}, 0, 0x1p-4f},
       {of(kDynamic, Inner::kFixed), {{}, 0x1p123f}, 0, 0x1p127f},
-      // fixed of a clamp: the least that cannot saturate.
+      // fixed of a clamp: the smallest that cannot saturate.
       {fixed_by(Activation::kSwigluClamped, 10), {{}, 0.01f}, 0, 0x1p-4f},  // 100 / 2688 = 0.0372
       {fixed_by(Activation::kSwigluStep, 7), {{}, 0.01f}, 0, 0x1p-5f},      // 49 / 2688 = 0.0182
       {fixed_by(Activation::kSwigluOai, 7), {{}, 0.01f}, 0, 0x1p-5f},       // 56 / 2688 = 2^-5.58
@@ -173,7 +174,7 @@ TEST(ActivationScalesOfALayer, WhatGivesNoneIsDeclined) {
        "leaves values of 1 above 0, got swiglu_limit 9.99999998e+18; give intermediate_fixed, or "
        "take "
        "intermediate_scale dynamic_token"},
-      {clamped(most, Format::kNvfp4), {}, "swiglu_limit 3.40282347e+38"},  // its square overflows float
+      {clamped(most, Format::kNvfp4), {}, "swiglu_limit 3.40282347e+38"},  // its square overflows
       {clamped(587, Format::kNvfp4), {}, "leaves values of 1 above 0"},
       {clamped(587, Format::kFp8), {}, "leaves values of 1 above 0"},  // 2^-10 of a scale becomes 0
       {clamped(480, Format::kFp8), {}, "leaves values of 1 above 0"},
@@ -243,8 +244,8 @@ TEST(LayerLayout, PlacesWhatItMeasures) {
   }
 }
 
-// Both parts multiply the same arrays, unless the routed experts' are weighed and somebody reads
-// the others.
+// Both parts multiply the same arrays, unless the routed experts' hidden is weighted and the shared
+// expert reads hidden itself.
 TEST(LayerLayout, OnInputAloneHasTwoHiddens) {
   MoeOptions options = small();
   options.top_k = 1;

@@ -126,7 +126,7 @@ std::vector<uint8_t> make_x(int64_t tokens, int64_t cols, DType dtype, bool with
 
 class LinearOfBackend : public test::BackendTest {
  protected:
-  // Asked with the smallest layer of the same activations.
+  // Queried with the smallest layer of the same activations.
   bool declined(ActivationFormat format) const {
     MoeOptions smallest = test::sizes_of(1, 1, 16, 16);
     smallest.activation_format = format;

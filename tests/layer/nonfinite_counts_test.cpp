@@ -24,7 +24,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity(),
                 kQuietNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kBad[] = {kQuietNan, kInfinity, -kInfinity, -kQuietNan};
 
-// Experts 8 to 23 of 32 are here.
+// This rank has experts 8 to 23 of 32.
 Case spec_of(RouterWeight mode, int64_t top_k, int64_t tokens, DType out) {
   Case spec;
   spec.options = test::sizes_of(32, top_k, 80, 48);
@@ -83,7 +83,7 @@ class NonfiniteCounts : public test::BackendTest {
     return {{out.begin() + static_cast<std::ptrdiff_t>(offset), out.end()},
             *layer.buffers().status};
   }
-  // Both counts of a run, against what is in its arrays.
+  // Compares both counts of a run with the contents of its arrays.
   Output expect_counts(test::CaseRun& layer, const CaseData& data, int64_t elements = 0) {
     Output output = run(layer, data, elements);
     EXPECT_EQ(output.status.nonfinite_weights, nonfinite_weights(data));
@@ -199,9 +199,9 @@ TEST_P(NonfiniteCounts, ANanTokenGivesAllItsOutputs) {
     }
 }
 
-// Anything anywhere, under every router_weight, in batches of one to thousands: ids of other ranks,
-// -1 and ids of no expert have no row here, and their weights do not count; the run after it, of
-// what is clean, counts nothing, and one of no tokens does not either.
+// Non-finite numbers anywhere, under every router_weight, in batches of one to thousands. Ids of
+// other ranks, -1 and ids of no expert have no row here, and their weights do not count. The next
+// run with clean inputs counts nothing, and neither does a run of no tokens.
 TEST_P(NonfiniteCounts, RandomPlaces) {
   Random random(20);
   uint64_t all_weights = 0, all_outputs = 0;

@@ -1,5 +1,5 @@
-// router_weight on_input, by its definition: the routed experts get hidden times the weight as
-// their hidden, and the shared expert gets hidden.
+// router_weight on_input, by its definition: the routed experts get hidden times the weight, and
+// the shared expert gets hidden itself.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -131,8 +131,8 @@ TEST_P(OnInput, AWeightThatIsNotFiniteSpoilsItsToken) {
         nan[static_cast<size_t>(t)] = data.id(t, 0) >= 0;
         expected += data.id(t, 0) >= 0;
       }
-      const size_t width = static_cast<size_t>(bits(data.spec.hidden_dtype)) /
-                           8;  // and hidden that is NaN counts once
+      const size_t width =
+          static_cast<size_t>(bits(data.spec.hidden_dtype)) / 8;  // and NaN in hidden counts once
       std::memset(spoilt.hidden.data(), 0xFF, width);
       if (!nan[0] && shared_size > 0) nan[0] = true, ++expected;
       const Output out = run(spoilt);

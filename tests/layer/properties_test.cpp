@@ -1,4 +1,5 @@
-// Properties that hold for every host backend with any kernels, without knowing the right numbers.
+// Properties that hold for every host backend with any kernels, without knowledge of the right
+// numbers.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -186,7 +187,7 @@ TEST_P(Properties, NanTokenSpoilsOnlyItsRow) {
     const int64_t hidden = data.spec.options.hidden_size;
     const int64_t victim = data.spec.tokens / 2;
     const size_t width = static_cast<size_t>(bits(data.spec.hidden_dtype)) / 8;
-    // All ones: NaN in each of the three formats.
+    // All bits set: NaN in each of the three formats.
     std::memset(spoilt.hidden.data() + static_cast<size_t>(victim * hidden + hidden / 3) * width,
                 0xFF, width);
     bool has_row = data.spec.options.shared_intermediate_size > 0;

@@ -138,7 +138,7 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, ThreadBo
 }
 
 #ifdef NVFP4_MOE_PRELOADED
-// Counts from main on: what the loader and static initializers need is not the program's to handle.
+// Counts from main on: the program cannot handle failures of the loader and of static initializers.
 using Main = int(int, char**, char**);
 static Main* real_main = nullptr;
 static int counted_main(int argc, char** argv, char** environment) {

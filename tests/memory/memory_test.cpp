@@ -57,7 +57,7 @@ TEST(Memory, TheToolSeesWhatItIsFor) {
                 }
               }).faults,
               testing::ElementsAre("request 1: input/output error: wrong"));
-  // A map that cannot be made, and a thread: its state is request 2, itself request 3.
+  // A mapping that fails, and a thread: its state is request 2, the thread itself request 3.
   const auto map_and_thread = [](bool handled) -> Status {
     void* map = mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED) return errno_status("map", "cannot map", errno);
@@ -75,8 +75,8 @@ TEST(Memory, TheToolSeesWhatItIsFor) {
               testing::ElementsAre("request 3: input/output error: no thread"));
 }
 
-// A process that may have 64 MB of address space more than it has, as under `ulimit -v` or a small
-// container.
+// A process that may use 64 MB of address space more than it has, as under `ulimit -v` or in a
+// small container.
 std::string under_a_limit() {
   long pages = 0;
   std::FILE* statm = std::fopen("/proc/self/statm", "r");

@@ -72,7 +72,7 @@ void add_fault(Shared& shared, int64_t at, const std::string& what) {
 
 [[noreturn]] void child(const Operation& operation, Failing failing, const Sweep& how,
                         Shared& shared) {
-  for (int i = 0; i < 2; ++i) {  // what is made once is there afterwards
+  for (int i = 0; i < 2; ++i) {  // one-time allocations exist afterwards
     if (operation.reset) operation.reset();
     const Status status = run(operation);
     if (status.code() != operation.expected) {

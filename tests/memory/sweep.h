@@ -32,7 +32,7 @@ struct Sweep {
 struct SweepResult {
   int64_t tried = 0;
   int64_t out_of_memory = 0;
-  int64_t survived = 0;             // runs that did what they should all the same
+  int64_t survived = 0;             // runs that succeeded all the same
   int64_t requests = 0;             // of a whole run
   std::vector<std::string> faults;  // "request 17: ..."
 };

@@ -1,6 +1,8 @@
 // Allocations, counted: run makes none (tests/memory has layers), and packing holds one expert at a
-// time. Counting replaces operator new for this whole executable; sanitizers bring their own, there
-// these tests are skipped.
+// time.
+//
+// Counting replaces operator new for this whole executable. Sanitizers bring their own, and these
+// tests are then skipped.
 #include <malloc.h>
 
 #include <atomic>

@@ -150,7 +150,7 @@ ATTACK_TEST_F(kWriteErrors, CacheFile, AWriteThatFailsLeavesTheOldFileAndNoPart)
 // ---- part files
 
 ATTACK_TEST_F(kCacheTampering, CacheFile, PartsOfDeadWritersGoAndThoseOfTheLivingStay) {
-  // A writer that lives in another process, one that was killed there, and one in this process.
+  // A writer that runs in another process, one that was killed there, and one in this process.
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);
   std::vector<pid_t> writers;
@@ -227,7 +227,7 @@ TEST_F(CacheFile, PartsOfAnotherHostStayUntilNobodyHasWrittenForAnHour) {
       const auto mapped =
           read_cache_file(folder, kName, {{9, 9}, kExperts, kSize, false}, serial_executor());
       if (!mapped.ok()) _exit(2);
-      bool known = false;  // of this writer or of another, but whole
+      bool known = false;  // from this writer or another, but whole
       for (uint32_t other = 0; other < 3 && !known; ++other)
         known = std::memcmp(mapped->payload.data(), payload_of(other, 64).data(), 64) == 0 &&
                 std::memcmp(mapped->payload.data() + kSize - 64,

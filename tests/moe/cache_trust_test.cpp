@@ -64,8 +64,8 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, WhatAnotherUserMayHaveWrittenIsNotBeli
     ignored("chmod go-w it");
     EXPECT_EQ(content(), before);
   }
-  // Not with the sticky bit: there they cannot. A file of theirs is refused, and this process's own
-  // is not.
+  // Not so with the sticky bit: then they cannot. A file of theirs is refused, and this process's
+  // own is not.
   ASSERT_EQ(chmod(folder.c_str(), 01777), 0);
   open();
   EXPECT_TRUE(outcome_.hit) << outcome_.reason;
@@ -74,7 +74,7 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, WhatAnotherUserMayHaveWrittenIsNotBeli
   open();
   EXPECT_FALSE(outcome_.hit);
   EXPECT_THAT(outcome_.reason, HasSubstr("got one of user 4711"));
-  // A link in a folder's place is followed, and what it leads to is judged.
+  // A link in a folder's place is followed, and its target is checked.
   ASSERT_EQ(chmod(folder.c_str(), 0755), 0);
   fs::create_directory(directory_.file("theirs"));
   ASSERT_EQ(chown(directory_.file("theirs").c_str(), kOther, kOther), 0);
@@ -115,7 +115,7 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, AUserBelievesHisOwnEntriesAndThoseOfRo
   EXPECT_FALSE(outcome_.hit);
   as_nobody(own);
   EXPECT_TRUE(outcome_.hit);
-  // And root does not believe a user's.
+  // Nor does root trust a user's.
   cache_.directory = own;
   attacked();
   open();
@@ -152,7 +152,7 @@ TEST_F(CacheTrust, EntriesHaveTheCheckpointsPermissions) {
   fs::permissions(model_, fs::perms(0700));
   expect_modes(0700, 0600);
   fs::permissions(model_, fs::perms(0755));
-  fs::permissions(directory_.path(), fs::perms(0710));  // a folder above it
+  fs::permissions(directory_.path(), fs::perms(0710));  // a parent of the folder
   expect_modes(0700, 0600);
   fs::permissions(directory_.path(), fs::perms(0755));
   umask(077);
@@ -162,7 +162,7 @@ TEST_F(CacheTrust, EntriesHaveTheCheckpointsPermissions) {
   umask(old);
 }
 
-// A page that is dirty already is written to without its file's times changing.
+// Writing to a page that is already dirty does not change its file's times.
 ATTACK_TEST_F(kCacheTampering, CacheTrust, WritesThroughADirtyMappingAreSeen) {
   for (const char* base :
        {"", "/dev/shm"}) {  // a disk's file system, and one without times for such writes

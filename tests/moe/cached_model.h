@@ -14,7 +14,7 @@
 
 namespace nvfp4_moe::internal::test {
 
-// A copy of the committed checkpoint of ModelOpt's own making, so that it can be touched.
+// A copy of the committed checkpoint that ModelOpt made, so that tests may change it.
 class CachedModel : public testing::Test {
  protected:
   void SetUp() override {

@@ -38,8 +38,8 @@ ATTACK_TEST(kForks, ForkedChild, RunsChangesAndDropsItsParentsLayer) {
         ++running;
         while (!stop) run();
       });
-    // From here on they allocate nothing: a sanitizer's allocator that one of them had locked would
-    // hang the child.
+    // From here on they allocate nothing: if one of them held the lock of a sanitizer's allocator,
+    // the child would hang.
     while (running < 2) std::this_thread::yield();
     for (int fork = 0; fork < 20; ++fork)
       EXPECT_EQ(in_forked_child([&] {
@@ -135,7 +135,7 @@ ATTACK_TEST(kForks, ForkedChild, GetsTheWorkspacesThatItsParentsThreadsHeld) {
   EXPECT_EQ(in_forked_child([&] {
               const auto lease = pool.lease(1000);
               if (!lease.ok() || lease->data() != held) return 1;  // not a third one
-              if (lease->data() == mine->data()) return 2;  // which this thread holds in the child too
+              if (lease->data() == mine->data()) return 2;         // which this thread still holds
               return 0;
             }),
             0);

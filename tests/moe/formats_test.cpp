@@ -1,5 +1,5 @@
 // The argument checks of the format functions, shared by the host and a device. A table that only
-// records its calls replaces a device, to check what would reach one.
+// records its calls replaces a device and shows which calls would reach one.
 #include "moe/formats.h"
 
 #include <cmath>
@@ -273,7 +273,8 @@ TEST_F(Formats, SweepsAndChannelWeightsAreTheHosts) {
   EXPECT_EQ(noted.quantize.x, nullptr);
 }
 
-// More rows than the host takes at a time, of bf16: as one call of the quantizer on all of them.
+// More rows of bf16 than the host processes at a time: the result equals one call of the quantizer
+// on all of them.
 TEST_F(Formats, WeightsInManyRowsAreOneMatrix) {
   constexpr int64_t rows = 150, cols = 64;
   std::vector<uint16_t> bits(rows * cols);

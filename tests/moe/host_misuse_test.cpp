@@ -40,7 +40,7 @@ TEST(ThrowingHost, ASourceEndsTheOpening) {
 
 struct ThrowingThreads {
   int at_call = 0;  // the call that throws
-  // before any body has begun, or after two that other threads may still be in
+  // before any body has begun, or after two that other threads may still be running
   bool before = false;
   int calls = 0;
   std::vector<std::thread> left;
@@ -93,7 +93,7 @@ TEST(ThrowingHost, ARunWhoseThreadsThrowFailsAndTheLayerGoesOn) {
       EXPECT_EQ(last_error(), before ? "no threads" : "a thread died");
       threads.left.clear();
       threads.at_call = -1;
-      // Neither the weights nor the workspace count as in use any more.
+      // Neither the weights nor the workspace are marked as in use any more.
       const nvfp4_moe_expert same = CLayer::expert(c.tiny.experts[0]);
       EXPECT_NO_THROW(layer.replace_expert(0, same)) << last_error();
       EXPECT_EQ(run(), NVFP4_MOE_STATUS_OK) << last_error();
@@ -154,7 +154,7 @@ TEST(Strides, ExpertsThatLeaveTheAddressSpaceAreRefused) {
   }
 }
 
-// ---- alignment (what a wrong one does shows under -fsanitize=alignment)
+// ---- alignment (-fsanitize=alignment shows the effect of a wrong one)
 
 // An array one byte off.
 template <class T>

@@ -1,4 +1,5 @@
-// open: choosing, streaming, refusing, cancelling. run: what it computes, what it refuses.
+// open: choosing, streaming, refusing, cancelling. run: its results and its refusals.
+//
 // Long because open and run are tested over one set of tiny layers.
 #include "moe/layer.h"
 
@@ -406,8 +407,7 @@ INSTANTIATE_TEST_SUITE_P(Names, Forced, testing::ValuesIn(instruction_set_names(
                            return forced.param;
                          });
 
-// On a host that runs everything too: a backend that declines is not opened, however it is handed
-// over.
+// Even on a host that runs everything, a backend that declines is not opened, however it is passed.
 TEST(Layer, IsNotOpenedOnABackendThatDeclines) {
   Backend declining = kCpuBackend;
   declining.name = "cpu:other";

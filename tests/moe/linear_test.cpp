@@ -28,7 +28,7 @@ struct Input {
 
 LinearOptions linear_options() { return {.max_tokens = 8, .executor = &serial_executor()}; }
 
-// tests/layer judges the products of each backend; here all of them give those of the first.
+// tests/layer tests the products of each backend; here all must give those of the first.
 TEST(Linear, BackendsAgreeInEveryMode) {
   std::mt19937 random(1);
   const Matrix weight = Matrix::random(40, 96, 0.25f, random);

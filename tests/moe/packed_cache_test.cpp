@@ -84,8 +84,8 @@ TEST_F(PackedCacheTest, ReplacingInAMappedLayerLeavesTheFileAlone) {
   EXPECT_TRUE(outcome_.hit);
 }
 
-// Two models of equal names, sizes and times, as tar, cp -p and image layers make them, that differ
-// in one byte.
+// Two models with equal names, sizes and times, as tar, cp -p and image layers make them, that
+// differ in one byte.
 TEST_F(PackedCacheTest, AnotherModelOfEqualShapesAndTimesIsAnotherEntry) {
   const std::string ours = model_, other = directory_.file("other");
   fs::copy(ours, other);
@@ -178,7 +178,7 @@ TEST_F(PackedCacheTest, EverythingThatChangesTheBytesChangesTheKey) {
   EXPECT_THAT(outcome_.reason, "");
   cache_.checksum = true;
   expect_rebuilt("checksum");
-  {  // a byte of the data, with the old mtime: only a checksum can see that
+  {  // a byte of the data, with the old mtime: only a checksum detects that
     const auto time = fs::last_write_time(shard);
     flip(shard, fs::file_size(shard) - 1, 1);
     fs::last_write_time(shard, time);

@@ -1,6 +1,6 @@
 // Workspaces: the pool has one per stream if runs follow each other and one per run if they
-// overlap, and allocates nothing once the largest exists. Also the sizes that are kept, and claims,
-// one per run.
+// overlap, and allocates nothing once the largest exists. Also the cached sizes, and claims, one
+// per run.
 #include "moe/workspaces.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Allocations, the bytes that live, and the most that ever did.
+// The number of allocations, the bytes in use, and their maximum.
 std::atomic<int> allocations{0};
 std::atomic<size_t> living{0}, most{0};
 Result<Buffer> counted(size_t size_bytes, void*) {
@@ -55,7 +55,7 @@ TEST_F(WorkspacePools, OneWorkspaceServesAllThatFollowEachOther) {
     EXPECT_EQ(lease->data(), first);
   }
   EXPECT_EQ(allocations, 1);
-  { ASSERT_OK(pool.lease(1 << 20)); }  // outgrown: the small one goes
+  { ASSERT_OK(pool.lease(1 << 20)); }  // outgrown: the small one is freed
   EXPECT_EQ(allocations, 2);
   EXPECT_EQ(living, size_t{1} << 20);
 }
@@ -160,7 +160,7 @@ TEST_F(WorkspacePools, ARefusalIsToldAndLeavesThePoolUsable) {
   { ASSERT_OK(pool.lease(1000)); }
   refuses = true;
   EXPECT_EQ(pool.lease(2000).status().code(), Code::kOutOfMemory);
-  EXPECT_EQ(living, 0u);  // the outgrown one went to make room
+  EXPECT_EQ(living, 0u);  // the outgrown one was freed to make room
   refuses = false;
   ASSERT_OK(pool.lease(2000));
   EXPECT_EQ(living, 2000u);
@@ -185,8 +185,7 @@ TEST_F(WorkspacePools, ThreadsNeverHoldTheSameBytes) {
   EXPECT_EQ(mixed, 0);
 }
 
-// ---- LastSize: what is computed again, and that no thread is given the size of another token
-// count
+// ---- LastSize: when it computes again, and that no thread gets the size of another token count
 
 TEST(LastSize, ComputesOnceForACountThatIsAskedForAgain) {
   LastSize last;
@@ -252,7 +251,8 @@ TEST(WorkspaceClaim, OneOfTheSameAddressAtATime) {
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(WorkspaceClaim(nullptr));
 }
 
-// More than the table holds: what is watched is refused twice, what is not is let through.
+// More than the table holds: a workspace in the table is refused a second claim, the others are let
+// through.
 TEST(WorkspaceClaim, AFullTableRefusesNobodyElse) {
   std::vector<std::unique_ptr<WorkspaceClaim>> claims;
   for (uint64_t i = 1; i <= 5000; ++i) {

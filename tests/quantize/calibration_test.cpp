@@ -163,8 +163,8 @@ TEST_F(QuantizeCalibrated, ImatrixDatGivesTheSameBytes) {
   ASSERT_OK(quantize_checkpoint(in(), dir_.file("own"), options_));
   DatWriter dat;
   dat.number(5).entry("output.weight", {1, 2, 3});
-  // Sums instead of means, in a power of two, of the same numbers; layer 1 with gate and up in one
-  // tensor.
+  // The same numbers as sums instead of means, times a power of two; layer 1 with gate and up in
+  // one tensor.
   for (size_t l = 0; l < 2; ++l) {
     const std::string prefix = "blk." + std::to_string(l) + ".";
     std::vector<float> hidden = layers_[l].hidden, intermediate = layers_[l].intermediate;
@@ -267,7 +267,7 @@ ATTACK_TEST_F(kHostileFiles, QuantizeCalibrated, BrokenImatrixFilesAreRefused) {
     EXPECT_EQ(status.code(), Code::kBadInput);
     return status.message();
   };
-  // chunks, length, "set": may be missing as a whole
+  // chunks, length, "set": may be missing together
   const size_t tail = whole.bytes_.size() - 4 - 4 - 3;
   for (size_t cut = 0; cut < whole.bytes_.size(); ++cut) {
     const std::string said = message(whole.bytes_.substr(0, cut));

@@ -69,7 +69,7 @@ ATTACK_TEST_F(kSpecialFiles, Copy, ALinkOutOfTheModelIsRefusedByName) {
   Status status = other_files(in_).status();
   EXPECT_EQ(status.code(), Code::kBadInput);
   fs::remove(in_ + "/hf_quant_config.json");
-  // A folder around the link has no end.
+  // A folder around the link would be copied without end.
   fs::create_symlink("..", in_ + "/sub/up");
   expect_refused(fs::canonical(in_).string() + "/sub/up");
   EXPECT_OK(quantize_checkpoint(in_, out_));
@@ -156,13 +156,13 @@ ATTACK_TEST_F(kUnreadableExtras, Copy, WhatCannotBeReadIsRefusedByNameBeforeAnyW
     refused(name, Code::kIo, "cannot list: Permission denied");
     fs::permissions(in_ + "/" + name, fs::perms(0755));
   }
-  fs::permissions(in_ + "/sub", fs::perms(0644));  // may be listed, and nothing in it read
+  fs::permissions(in_ + "/sub", fs::perms(0644));  // may be listed, but no file in it read
   refused("sub/code.py", Code::kIo, "cannot stat: Permission denied");
   fs::permissions(in_ + "/sub", fs::perms(0755));
   ASSERT_EQ(::mkfifo((in_ + "/sub/pipe").c_str(), 0644), 0);
   refused("sub/pipe", Code::kBadInput, "expected a regular file, got a FIFO");
   fs::remove(in_ + "/sub/pipe");
-  // Only the config at the top is rewritten; one below is a file like any other.
+  // Only the config at the top is rewritten; one in a subfolder is a file like any other.
   std::ofstream(in_ + "/sub/hf_quant_config.json") << "{}";
   const auto result = must(quantize_checkpoint(in_, out_));
   EXPECT_EQ(result->copied_files,

@@ -58,7 +58,7 @@ class Resume : public testing::Test {
     ASSERT_NE(shard_, "");
   }
   Result<QuantizeResult> resume() { return quantize_checkpoint(in_, out_, options_); }
-  // The run ends as if it had never been stopped.
+  // The result is the same as if the run had never been stopped.
   void expect_whole(const Result<QuantizeResult>& result) {
     ASSERT_OK(result);
     EXPECT_THAT(differing(read_files(out_), read_files(whole_)), IsEmpty());
@@ -268,8 +268,8 @@ ATTACK_TEST(kTruncations, SourceSample, OfAFileThatIsCutIsAnError) {
   EXPECT_EQ(describe_source(*file).status().code(), Code::kIo);
 }
 
-// Above 16 MiB a source is sampled: of every tensor one page, of a large one more. What was
-// requantized is seen.
+// Sources above 16 MiB are sampled: one page of every tensor, more of a large one. Requantized
+// weights are detected.
 TEST(SourceSample, SeesEveryTensorOfALargeFile) {
   const TempDir dir;
   const std::string path = dir.file("large.safetensors");
@@ -289,7 +289,7 @@ TEST(SourceSample, SeesEveryTensorOfALargeFile) {
     EXPECT_NE(sample(), before) << info.name;
     change_byte(path, middle);
   }
-  change_byte(path, 16);  // of the header: JSON no more, or another tensor
+  change_byte(path, 16);  // of the header: no longer JSON, or another tensor
   const auto broken = SafetensorsFile::open(path);
   if (broken.ok()) {
     EXPECT_NE(describe_source(*broken)->sample, before);

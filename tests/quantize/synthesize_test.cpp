@@ -59,7 +59,7 @@ TEST(Synthesize, HasTheOfficialNamesShapesAndConfig) {
   EXPECT_EQ(w2.dtype, DType::kBf16);
 }
 
-// The bytes are part of the interface: recorded results name them by seed. A change here is a
+// The bytes are part of the interface: recorded results refer to them by seed. A change here is a
 // change of the data.
 TEST(Synthesize, SameSeedSameBytesOnEveryMachine) {
   TempDir dir;

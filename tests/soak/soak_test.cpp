@@ -1,9 +1,10 @@
 // Four threads that do to shared layers what a server's threads do over weeks: they load, run,
-// replace, unpack and fork, and close what others have only just used. For NVFP4_MOE_SOAK_SECONDS
-// (2); `./dev soak` runs it for an hour under ThreadSanitizer and under AddressSanitizer.
+// replace, unpack and fork, and close layers that others have only just used.
 //
-// Every output is compared bit for bit with those that are right. A thread that makes no step for
-// two minutes ends the process with what it was about to do.
+// Runs for NVFP4_MOE_SOAK_SECONDS (2); `./dev soak` runs it for an hour under ThreadSanitizer and
+// under AddressSanitizer. Every output is compared bit for bit with the right ones. If a thread
+// makes no step for two minutes, the process ends and reports the thread's next step.
+//
 // Long because the threads' steps share one state.
 #include <dirent.h>
 
@@ -143,7 +144,7 @@ class Soak {
     void fork_child(const OpenLayer& layer);
     void describe(const OpenLayer& layer);
     void replay(const OpenLayer& layer);
-    // Whether the call was carried out; kBusy is the one other answer.
+    // Whether the call succeeded; kBusy is the only other allowed result.
     bool done_or_busy(nvfp4_moe_status code, const OpenLayer& layer);
 
     Soak& soak_;
@@ -252,7 +253,7 @@ void Soak::Actor::step() {
     }
     case kDescribe: describe(*layer); break;
     case kRepro: replay(*layer); break;
-    case kForget: {  // layers that are mapped from it go on
+    case kForget: {  // layers that are mapped from it continue to run
       std::error_code error;
       for (const auto& entry : std::filesystem::directory_iterator(soak_.cache_, error))
         if (random_() % 2 == 0) std::filesystem::remove(entry.path(), error);

@@ -10,10 +10,10 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// A parameter does not give its backend away.
+// A parameter does not give access to its backend.
 static_assert(!std::is_convertible_v<BackendParam, const Backend*>);
 static_assert(!std::is_convertible_v<KernelsParam, const cpu::Kernels*>);
-// A list of bare pointers does not reach a BackendTest either.
+// Nor does a BackendTest accept a list of bare pointers.
 static_assert(!std::is_convertible_v<const Backend*, BackendParam>);
 
 template <class T>

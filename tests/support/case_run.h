@@ -32,7 +32,7 @@ class CaseRun {
   void poison();
   // Runs the layer and returns out's bytes, poisoned before the run. Executor: serial unless given.
   std::vector<uint8_t> run(const CaseData& data, Executor* executor = nullptr);
-  // The same by the backend's steps, one after the other.
+  // The same with the backend's steps, one after the other.
   std::vector<uint8_t> run_steps(const CaseData& data);
   // Only the run, into batch.out, of a batch returned by place. On a device it has not finished on
   // return.
@@ -47,7 +47,7 @@ class CaseRun {
   // or -1.
   int64_t broken_guard() const;
 
-  // A call for single steps of a batch that place has given. Its buffers are the backend's own, not
+  // A call for single steps of a batch returned by place. Its buffers are the backend's own, not
   // the mirror.
   StepContext step(const Batch& batch, Executor& executor) const;
   // Copies the arrays of the host walk from another run of the same case.
@@ -65,7 +65,7 @@ class CaseRun {
   std::byte* base_ = nullptr;
   Buffer device_workspace_, device_batch_;  // devices only
   std::byte* device_base_ = nullptr;
-  mutable LayerBuffers step_buffers_;  // of the step that was made last, and its plan
+  mutable LayerBuffers step_buffers_;  // of the most recently made step, and its plan
   mutable std::shared_ptr<const RunPlan> step_plan_;
   mutable int64_t last_tokens_ = 0;  // of the last run or step
   int64_t tokens_ = 0;               // of the case
@@ -77,7 +77,7 @@ void expect_same_status(const RunStatus& expected, const RunStatus& actual);
 
 // (tokens, channels) of a dtype as floats.
 std::vector<float> to_floats(const std::vector<uint8_t>& bytes, DType dtype);
-// Bitwise equal, any NaN equal to any other; else the first difference in words.
+// Compares bitwise, with any NaN equal to any other. Returns the first difference in words.
 std::string difference(const std::vector<uint8_t>& expected, const std::vector<uint8_t>& actual,
                        DType dtype, int64_t channels);
 

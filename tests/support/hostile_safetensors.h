@@ -28,7 +28,7 @@ const std::vector<HostileCase>& hostile_cases();
 // open.
 void write_hostile_case(const std::filesystem::path& dir, const HostileCase& hostile);
 
-// Length, header and data of a safetensors file, as they are given.
+// Length, header and data of a safetensors file, unchecked.
 std::string safetensors_bytes(const std::string& header, size_t data_bytes);
 
 }  // namespace nvfp4_moe::internal::test

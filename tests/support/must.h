@@ -35,7 +35,7 @@ Result<T> must(Result<T> result, const char* file = __builtin_FILE(), int line =
                            result.status().message());
 }
 
-// A Status or Result of this code, with these words in its message.
+// Matches a Status or Result with this code and these words in its message.
 MATCHER_P2(Refused, code, words, "") {
   const Status& status = status_of(arg);
   *result_listener << "code " << static_cast<int>(status.code()) << ": " << status.message();

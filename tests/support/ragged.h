@@ -1,5 +1,4 @@
-// Layers of ragged shapes for tests of an architecture's own kernels, and what is expected of any
-// layer.
+// Layers of ragged shapes for tests of an architecture's own kernels, and checks for any layer.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +18,8 @@ struct Ragged {
 // hidden 1040, intermediate 720: K is not a multiple of any tile. fp32 rows and output.
 Case ragged_case(const Ragged& ragged, ActivationFormat format);
 
-// A run takes kernels together and leaves codes out; its bits and counts are those of the steps. A
-// small layer with a shared expert.
+// A run fuses kernels and omits codes; its bits and counts are those of the steps. A small layer
+// with a shared expert.
 void expect_run_is_its_steps(const Backend& backend, int64_t tokens, IntermediateScale scale,
                              DataKind values, ActivationFormat format = ActivationFormat::kNvfp4);
 

@@ -19,9 +19,10 @@ namespace nvfp4_moe::internal::test {
 
 class Recording {
  public:
-  // The one of this process; null if nothing is recorded and nothing is there to compare with.
+  // The recording of this process; null if nothing is recorded and there is nothing to compare
+  // with.
   static Recording* get();
-  // A recorder of this device, and one that compares with what a recorder wrote.
+  // Makes a recorder of this device, and one that compares with a recorder's output.
   static std::unique_ptr<Recording> writer(const std::string& device);
   static std::unique_ptr<Recording> reader(const std::string& json);
   std::string json() const;
@@ -43,7 +44,7 @@ class Recording {
                         const std::vector<uint16_t>& actual);
 
   bool records() const { return records_; }
-  // Elements of all roundings so far that are rounded otherwise than in the recording.
+  // Elements of all roundings so far that differ from the recording.
   int64_t rounded_otherwise() const { return rounded_otherwise_; }
 
  private:

@@ -13,7 +13,7 @@ namespace nvfp4_moe::internal::test {
 namespace {
 
 constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
-constexpr double kUnknown = -1000;  // no E4M3 number
+constexpr double kUnknown = -1000;  // not an E4M3 number
 constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
 // The value of an activation element by the IEEE formulas of its type.
@@ -150,8 +150,7 @@ struct Expert {
   ExpertBiases biases;
 };
 
-// A GEMM's value in fp32 with its bias added in fp32; without biases the value in the type that it
-// is rounded to.
+// A GEMM's value in fp32 with its bias added in fp32; without biases the value rounded to dtype.
 Real with_bias(Real value, const float* bias, int64_t n, DType dtype) {
   if (bias == nullptr) return oracle_round(value, dtype);
   return oracle_round(oracle_round(oracle_round(value, DType::kF32) + bias[n], DType::kF32), dtype);
@@ -196,7 +195,7 @@ std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const E
   return row;
 }
 
-// weight: null, or what hidden is multiplied by first, in hidden's own dtype.
+// weight: null, or the factor of hidden, in hidden's own dtype.
 OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, const float* weight,
                      RunStatus& status) {
   const MoeOptions& o = data.spec.options;
@@ -229,7 +228,7 @@ OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, 
   return x_row;
 }
 
-// Zeros and whether a number is not finite; returns the largest magnitude.
+// Sets the values to zeros and notes whether a number is not finite; returns the largest magnitude.
 Real begin_row(const std::vector<double>& x, OracleRow& row) {
   row.values.assign(x.size(), 0.0);
   Real amax = 0;
@@ -351,7 +350,7 @@ OracleFp8Weights oracle_fp8_weights(const Nvfp4View& view) {
   double largest = 0;
   for (int64_t i = 0; i < count / 16; ++i)
     largest = std::max(largest, oracle_e4m3(view.block_scales[i]));
-  // From far above what any matrix needs, downwards for as long as the largest still fits.
+  // Starts far above any matrix's shift and goes down as long as the largest still fits.
   if (largest > 0)
     for (weights.shift = 40; std::ldexp(6 * largest, 1 - weights.shift) <= 448;) --weights.shift;
   // By shift, [byte][code]: (value, whether it is inexact), computed when first needed.

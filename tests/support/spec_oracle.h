@@ -1,6 +1,6 @@
 // A second implementation of the layer, directly from the contract, as plain long double loops over
-// dequantized values. It shares no code with a backend or with core and is slow. Precise enough for
-// the small cases of the table.
+// dequantized values. It shares no code with a backend or with core. It is slow, and precise enough
+// for the small cases of the table.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@
 
 namespace nvfp4_moe::internal::test {
 
-// A fresh directory, removed with everything in it at the end of the scope.
+// A fresh directory, removed with all its contents at the end of the scope.
 class TempDir {
  public:
   TempDir();

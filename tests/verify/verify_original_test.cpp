@@ -76,7 +76,7 @@ std::vector<float> draw(Data data, size_t count, uint32_t seed) {
   return w;
 }
 
-// How a producer computes the block scale's value and the quotient, all in fp32 as written.
+// A producer's block scale and quotient, all in fp32 as written.
 struct Producer {
   const char* name;
   float tensor_max = 2688.0f;  // s = amax / this
@@ -179,7 +179,7 @@ TEST(HalfStep, OurQuantizersPass) {
         std::pair(S::kMse, true), std::pair(S::kSweep, true)}) {
     for (const Data data : kAllData) {
       Quantized q = unquantized(draw(data, 64 * 256, 11));
-      // Every other column, outliers with it, counts for nothing.
+      // Every other column, including outliers, has weight 0.
       std::vector<float> weights(weighted ? static_cast<size_t>(q.cols) : 0);
       for (size_t c = 0; c < weights.size(); c += 2) weights[c] = static_cast<float>(c % 13);
       QuantizeCounts counts;
@@ -249,7 +249,7 @@ TEST(HalfStep, Bf16DivisionIsToldApart) {
   EXPECT_GT(all.near_ties, all.weights / 4096);
   EXPECT_EQ(all.failures(), 0u);
 
-  Quantized one = exact;  // take over a single one of them
+  Quantized one = exact;  // apply the bf16 result to a single one of them
   for (int64_t i = 0, taken = 0; taken == 0; ++i) {
     const int64_t r = i / q.cols, c = i % q.cols;
     if ((q.code(r, c) & 7) == (exact.code(r, c) & 7)) continue;
@@ -279,7 +279,7 @@ class PlantedFault : public ::testing::Test {
   Quantized q_;
 };
 
-// Every code that is flipped to any other value breaks; -0 for 0 does not.
+// Every code changed to any other value is a fault, except -0 for 0.
 TEST_F(PlantedFault, AnyOtherCode) {
   std::mt19937 random(1);
   for (int trial = 0; trial < 400; ++trial) {

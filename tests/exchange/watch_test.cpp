@@ -14,7 +14,7 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// A watch over a device with a state that the test sets. Records the polls and the failures.
+// A watch over a device with a state that the test sets. Stores the polls and the failures.
 struct Watching {
   explicit Watching(Exchange& exchange)
       : watch(exchange, {[this] {

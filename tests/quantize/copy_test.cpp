@@ -121,8 +121,8 @@ TEST_F(Copy, TheHubsCacheIsOneModel) {
   EXPECT_THAT(status, Refused(Code::kBadInput, "refs.txt"));
 }
 
-// A copy without its tokenizer would look like a success, so an unreadable file is an error with
-// its name.
+// A copy without its tokenizer would pass as a success, so an unreadable file is an error with its
+// name.
 ATTACK_TEST_F(kUnreadableExtras, Copy, WhatCannotBeReadIsRefusedByNameBeforeAnyWork) {
   fs::permissions(dir_.path(), fs::perms(0755));
   fs::create_directories(in_ + "/sub/deep");

@@ -54,7 +54,7 @@ class Disk {
  public:
   explicit Disk(const Image& before) {
     folders_[""];
-    int64_t number = -2;  // not the record's numbers
+    int64_t number = -2;  // distinct from the record's
     for (const auto& [path, content] : before) {
       if (path.ends_with('/')) {
         const std::string name = path.substr(0, path.size() - 1);

@@ -37,8 +37,8 @@ class Recording {
   // limits of a layer.
   std::string values(const std::string& name, const std::vector<float>& values, int64_t channels,
                      const LayerLimits& limits);
-  // bf16 values so close to a rounding boundary that any correct device rounds to one of two
-  // neighbours. Stored as the elements that differ from `expected` and their distance in steps of
+  // bf16 with such small errors before rounding that any correct device stores one of two
+  // neighbours. Kept as the elements that differ from `expected` and their distance in steps of
   // bf16, which is at most one.
   std::string roundings(const std::string& name, const std::vector<uint16_t>& expected,
                         const std::vector<uint16_t>& actual);

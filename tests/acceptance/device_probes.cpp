@@ -119,9 +119,9 @@ constexpr Places kPlaces[] = {{"within 64 columns: large, small, -large", 0, 16,
                               {"256 columns apart: large, small, -large", 0, 256, 512},
                               {"256 columns apart: small, large, -large", 256, 0, 512}};
 
-// One row of weights a d: 2^10 x 4 at large, code x 2^(10 - d) x 4 at small, -2^10 x 4 at
-// minus_large. Weights alone go from d = 2 to 19, by scales of 2^8 to 2^-9; beyond, x is 2^-16
-// times as large at small.
+// One row of weights per d: 2^10 x 4 at large, code x 2^(10 - d) x 4 at small, -2^10 x 4 at
+// minus_large. For d = 2 to 19 only the weights vary, with scales of 2^8 to 2^-9. For larger d, x
+// is 2^-16 times as large at small.
 Result<Json> accumulation_json(const Backend& backend, const DeviceFacts& facts,
                                const Places& places, uint8_t code, int64_t tokens) {
   Json kept = Json::array();
@@ -188,8 +188,8 @@ Result<Json> scale_bytes_json(const Backend& backend, const DeviceFacts& facts) 
   return json;
 }
 
-// Layers of a few sizes, so that every configuration that so many rows an expert lead to is
-// launched once.
+// Layers with several token counts, so that every configuration that these row counts per expert
+// select is launched once.
 Result<Json> layers_json(const DeviceFacts& facts) {
   Json layers = Json::array();
   for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
@@ -273,8 +273,8 @@ Status probe(bool quick, Json& report) {
 }  // namespace
 }  // namespace nvfp4_moe::internal
 
-// device_probes [--quick]: on the first device. What was found before a failure is printed too,
-// with the failure.
+// device_probes [--quick]: on the first device. After a failure it prints the results so far, with
+// the failure.
 int main(int argc, char** argv) {
   using namespace nvfp4_moe::internal;
   Json report = Json::object();

@@ -17,7 +17,7 @@ struct Launched {
   cudaError_t error;
 };
 
-// Kernels are registered before main, so these come into being when they are first asked for.
+// Kernels are registered before main, so these are created on first use.
 std::map<const void*, std::string>& names() {
   static std::map<const void*, std::string> all;
   return all;
@@ -69,7 +69,7 @@ std::vector<SeenKernel> seen_kernels() {
                                                   one.threads, one.dynamic_shared_bytes);
     all.push_back(kernel);
   }
-  cudaGetLastError();  // what could not be asked is 0
+  cudaGetLastError();  // 0 if the query failed
   return all;
 }
 

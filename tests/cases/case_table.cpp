@@ -24,7 +24,7 @@ void before_down(Case& c) {
   c.options.router_weight = RouterWeight::kBeforeDown;
   c.options.max_router_weight = 2.5f;
 }
-// Ranks that hold a part of the experts.
+// Ranks with some of the experts.
 void middle_half(Case& c) { c.range = {c.options.num_experts / 4, c.options.num_experts / 2}; }
 void third_quarter(Case& c) { c.range = {c.options.num_experts / 2, c.options.num_experts / 4}; }
 
@@ -51,7 +51,7 @@ Setting clamped(Activation activation, float limit) {
     c.options.swiglu_limit = limit;
   };
 }
-// gpt-oss: its activation at its own limit.
+// gpt-oss: its activation with its own limit.
 void oai(Case& c) { clamped(A::kSwigluOai, 7)(c); }
 Setting alpha(float alpha) {
   return [alpha](Case& c) { c.options.swiglu_alpha = alpha; };
@@ -75,8 +75,8 @@ const std::vector<Choice>& plain_choices() {
       {"w4a8", {int8}},
       {"w4a4_static", {static_scale, headroom}},
       {"w4a4_compat", {compat}},
-      // Only here alpha is no power of two times the tensor scale, and fp32 rows and output show
-      // its last bit.
+      // Only in this case alpha is not a power of two times the tensor scale; fp32 rows and output
+      // show its last bit.
       {"w4a4_compat_rows_fp32", {compat, rows_fp32, to_fp32}},
       {"w4a4_fixed_given", {fixed_at(0x1p-7f)}},
       {"w4a4_fixed_clamp", {clamped(A::kSwigluClamped, 2), fixed}},
@@ -187,7 +187,7 @@ const std::vector<Choice>& relu2_choices() {
       {"w4a16_relu2", {bf16}},
       {"w4a8_relu2", {int8}},
       {"fp8_relu2", {fp8}},
-      // Nemotron-3 Nano: a shared expert of its own size beside the routed ones.
+      // Nemotron-3 Nano: a shared expert with its own size in addition to the routed ones.
       {"w4a4_relu2_shared_ep_i64", {shared(96), middle_half, i64}},
       {"w4a4_relu2_static_fixed", {static_scale, fixed}},
       {"w4a4_relu2_fixed_given_before_down", {before_down, fixed_at(0x1p-5f)}},

@@ -14,7 +14,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// A stream of its own for each part of a case, so that adding one changes no other.
+// A separate stream for each part of a case, so that adding a part changes no other.
 enum class Stream : uint64_t {
   kWeights = 1,
   kHidden,
@@ -30,8 +30,8 @@ Random stream(const Case& spec, Stream part, int64_t index = 0) {
 
 // gain is the spread of the products' sum relative to the input's: sqrt(cols) terms of variance
 // gain^2 / cols. For fp8 every fifth row of every other 16 is faint, so that its weights are
-// subnormal in E4M3, and the largest block scale lies anywhere in ten octaves, so that shifts of
-// both signs occur.
+// subnormal in E4M3, and the largest block scale is anywhere in ten octaves, so that shifts of both
+// signs occur.
 float make_matrix(Random& random, int64_t rows, int64_t cols, double gain, bool fp8,
                   Nvfp4Buffers& out) {
   std::vector<float> values(static_cast<size_t>(rows * cols));
@@ -47,10 +47,10 @@ float make_matrix(Random& random, int64_t rows, int64_t cols, double gain, bool 
       amax = std::max(amax, std::fabs(value));
     }
   }
-  for (int64_t r = 0; r < rows; r += 13)  // blocks of zeros, whose scale byte is 0
+  for (int64_t r = 0; r < rows; r += 13)  // blocks of zeros with a scale byte of 0
     std::fill_n(values.begin() + r * cols, std::min<int64_t>(16, cols), 0.0f);
-  // Any positive tensor scale is legal; one drawn between amax/2688 and twice that is no power of
-  // two.
+  // Any positive tensor scale is legal. This one is drawn between amax/2688 and twice that and is
+  // not a power of two.
   float scale = tensor_scale_from_amax(amax * (1 + random.uniform()));
   if (fp8) scale = std::ldexp(scale, static_cast<int>(random.below(10)));
   out.codes.resize(static_cast<size_t>(rows * cols / 2));
@@ -293,7 +293,7 @@ size_t CaseData::out_bytes() const {
 Result<CaseData> make_case(const Case& spec) {
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(spec.options));
   CaseData data{spec, config, {}, {}, {}, {}, {}, {}, {}};
-  // What a calibration on normal data would find, no power of two: hidden within +-5, the
+  // Scales that calibration on normal data would find, not powers of two: hidden within +-5, the
   // intermediate within +-12.
   data.scales = {5.0f / 2688.0f, 12.0f / 2688.0f};
   const bool shared = spec.options.shared_intermediate_size > 0;

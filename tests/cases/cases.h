@@ -21,18 +21,18 @@ namespace nvfp4_moe::internal {
 enum class Routing : uint8_t {
   kUniform,       // distinct experts, any of them
   kZipf,          // expert e with weight 1 / (e + 1): low experts crowded
-  kOneExpert,     // the first choice is one and the same expert, the others are -1
+  kOneExpert,     // the first choice is always the same expert, the others are -1
   kEmptyExperts,  // only every third expert is ever named
   kAllNone,       // every id is -1
   kPartlyNone,    // a quarter of the ids is -1; some tokens have no choice at all
   kDuplicates,    // experts may repeat within a token, and some tokens name one expert top_k times
-  kBadIds,  // some ids lie outside [-1, num_experts), among them ones that narrowing to int32 would
-            // make valid
+  kBadIds,  // some ids are outside [-1, num_experts); some of these become valid if narrowed to
+            // int32
 };
 enum class DataKind : uint8_t {
   kNormal,
   kOutliers,    // one channel in 32 is 20 times larger
-  kTiny,        // 2^-20 times normal: block scales underflow where the line scale is given
+  kTiny,        // 2^-20 times normal: block scales underflow if the line scale is given
   kZeros,       // zero tokens, zero blocks and negative zeros among normal ones
   kSaturating,  // 64 times normal: beyond what a static scale holds
   kNan,         // NaN, Inf and -Inf in some tokens
@@ -76,7 +76,7 @@ inline Case sized_case(int64_t experts, int64_t top_k, int64_t hidden, int64_t i
 // tile-sized token count with each activation format. A few hundred small cases: hidden 64 to 256,
 // intermediate 48 to 128.
 const std::vector<Case>& case_table();
-// The cases whose name contains `part`.
+// The cases with `part` in their name.
 std::vector<Case> cases_named(const std::string& part);
 
 // A case's inputs, owned. Global expert e's weights and biases depend on the seed and e only, not
@@ -100,7 +100,7 @@ struct CaseData {
   Batch batch(void* out) const;  // out: (tokens, hidden_size) of out_dtype
   size_t out_bytes() const;
 };
-// kInvalidArgument if the options are not legal.
+// Returns kInvalidArgument if the options are not legal.
 Result<CaseData> make_case(const Case& spec);
 
 }  // namespace nvfp4_moe::internal

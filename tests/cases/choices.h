@@ -13,7 +13,7 @@ using Setting = std::function<void(Case&)>;
 struct Choice {
   const char* name;
   std::vector<Setting> settings;
-  // By each of its settings, in their order.
+  // Applies the settings in order.
   void apply(Case& c) const {
     for (const Setting& set : settings) set(c);
   }

@@ -14,8 +14,7 @@ namespace {
 struct Shape {
   int64_t experts, top_k, hidden, intermediate;
 };
-// K multiples of 16 that are not of 64, output counts that are no multiple of a panel, and plain
-// ones.
+// K multiples of 16 but not of 64, output counts that are not multiples of a panel, and plain ones.
 constexpr Shape kShapes[] = {
     {8, 2, 64, 48}, {16, 4, 256, 128}, {4, 2, 80, 112}, {8, 3, 208, 80}, {32, 8, 128, 64},
 };
@@ -55,7 +54,7 @@ class Table {
       if (other.name == c.name) return;
     cases_.push_back(std::move(c));
   }
-  // With every shape, and a walk through routings and data at coprime steps.
+  // Adds the choice with every shape, walking through routings and data at coprime steps.
   void add_walk(const Choice& choice, std::span<const Shape> shapes, size_t& turn) {
     for (const Shape& shape : shapes) {
       add(choice, shape, kRoutings[turn % 7], 9 + static_cast<int64_t>(turn * 5 % 17),
@@ -117,7 +116,7 @@ class Table {
     for (const Choice& choice : fp8_on_input_choices())
       add_walk(on_input(after(fp8, choice)), kOnInputShapes, turn);
   }
-  // set: what makes a case one of biases or relu2.
+  // set: makes the case one of biases or of relu2.
   void add_each(const std::vector<Choice>& choices, const Setting& set) {
     size_t turn = 0;
     for (const Choice& choice : choices) {

@@ -83,7 +83,7 @@ TEST(Config, EveryFamilyIsAValidLayer) {
                                                  : RouterWeight::kAfterDown);
     EXPECT_OK(MoeConfig::make(model->options));
   }
-  json text = config_of("llama4")["text_config"];  // the language model alone
+  json text = config_of("llama4")["text_config"];  // only the language model
   EXPECT_EQ(parse(text)->model_type, "llama4_text");
   EXPECT_EQ(parse(text)->options.router_weight, RouterWeight::kOnInput);
   EXPECT_TRUE(parse(config_of("llama4"))->findings.empty());
@@ -190,7 +190,7 @@ TEST(Config, ASwigluLimitOfZeroIsNoClampInDeepseekV4) {
               HasSubstr("swiglu_limit: expected a positive number, got 0"));
 }
 
-// As Python's json writes them: Nemotron-3's published time_step_limit is [0.0, Infinity].
+// Python's json writes such numbers: Nemotron-3's published time_step_limit is [0.0, Infinity].
 TEST(Config, NonFiniteNumbersAreReadAndRefusedWhereTheyAreUsed) {
   json config = config_of("deepseek_v4");
   config["time_step_limit"] = "@";

@@ -19,7 +19,7 @@ Result<ModelInfo> parsed(const json& config, const json& hf_quant = nullptr) {
   return parse_model_config(config.dump(), hf_quant.is_null() ? "" : hf_quant.dump());
 }
 
-// The refusal of experts that are not floats.
+// The error for experts that are not floats.
 Status refusal_of(const Result<ModelInfo>& model,
                   const char* module = "model.layers.0.mlp.experts.0.up_proj") {
   if (!model.ok()) return model.status();
@@ -125,7 +125,7 @@ TEST(Quantization, ModelOptGroupsWithoutInputActivationsAreWeightOnly) {
   group["input_activations"] = {{"num_bits", 8}, {"type", "float"}};
   EXPECT_EQ(activations_of(parsed(config)), ActivationFormat::kFp8);
   group["input_activations"] = {{"num_bits", 8},
-                                {"type", "int"}};  // no format here but bf16 is as precise
+                                {"type", "int"}};  // of the formats here only bf16 is as precise
   EXPECT_EQ(activations_of(parsed(config)), ActivationFormat::kBf16);
 }
 
@@ -179,17 +179,17 @@ TEST(Quantization, CompressedTensorsTargetsAreMatchedAsTheirProducerDoes) {
   groups["group_0"]["targets"] = {"Linear"};
   expect(kW4A4, kW4A4, kW4A16);
   groups["group_1"]["targets"] = {
-      "re:^(?!.*shared).*_proj$"};  // mentions no experts, and is theirs
+      "re:^(?!.*shared).*_proj$"};  // mentions no experts, but applies to them
   expect(kW4A16, kW4A16, kW4A4);
   groups["group_0"]["targets"] = {"re:^(?!.*experts).*_proj$",
-                                  "Linear"};  // mentions experts, and is not theirs
+                                  "Linear"};  // mentions experts, but does not apply to them
   groups["group_1"]["targets"] = {"re:.*\\.experts\\.\\d+\\.down_proj"};
   expect(kW4A4, kW4A16, kW4A4);
   groups["group_0"]["targets"] = {"re:.*experts.*"};
   groups["group_1"]["targets"] = {"re:.*experts.*down_proj",
-                                  down};              // "re:.*experts.*" is first, but for the name
-  expect(kW4A4, kW4A16, kW4A16);                      // nothing names the shared one: floats
-  groups["group_1"]["targets"] = {"re:.*experts.*"};  // the same target twice: the more precise
+                                  down};  // "re:.*experts.*" comes first, but the name wins
+  expect(kW4A4, kW4A16, kW4A16);          // no entry names the shared expert: floats
+  groups["group_1"]["targets"] = {"re:.*experts.*"};  // comes first, but the name wins
   expect(kW4A16, kW4A16, kW4A16);
   groups["group_1"]["targets"] = {"re:experts.*"};  // re.match begins at the beginning
   expect(kW4A4, kW4A4, kW4A16);
@@ -213,7 +213,7 @@ TEST(Quantization, CompressedTensorsGroups) {
   group["weights"]["symmetric"] = false;
   EXPECT_THAT(refusal_of(parsed(changed)).message(), HasSubstr("symmetric"));
 
-  json mixed = config;  // FP8 attention beside NVFP4 experts
+  json mixed = config;  // FP8 attention next to NVFP4 experts
   json& quantization = mixed["quantization_config"];
   quantization["format"] = "mixed-precision";
   quantization["config_groups"]["group_0"]["format"] = "nvfp4-pack-quantized";

@@ -1,4 +1,4 @@
-// Model types whose configs differ from the first families'.
+// Model types with configs that differ from the first families'.
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/model_config.h"
@@ -15,8 +15,8 @@ constexpr int64_t kExperts = 4, kHidden = 64, kIntermediate = 32;
 
 Result<ModelInfo> parse(const json& config) { return parse_model_config(config.dump(), ""); }
 
-// Six layers, four experts of 32 under the field that `size` names; what else a type needs is in
-// `more`.
+// Six layers, four experts of 32 under the field named by `size`; `more` has the other fields that
+// a type needs.
 json config_of(const char* type, const char* size, const json& more) {
   json config = {{"model_type", type},   {"hidden_size", kHidden},  {"num_hidden_layers", 6},
                  {"hidden_act", "silu"}, {"num_experts", kExperts}, {"num_experts_per_tok", 2},
@@ -31,7 +31,7 @@ struct Type {
   json more;
   Layers layers;
   int64_t shared_size;
-  const char* needs;  // a field without which it is refused
+  const char* needs;  // a required field
 };
 
 const std::vector<Type>& types() {

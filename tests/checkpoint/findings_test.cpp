@@ -15,7 +15,7 @@ struct Expectation {
   Plant plant;
   std::set<std::string> ids;  // of validate()
   Severity severity = Severity::kError;
-  const char* projection = "";  // whose tensor is named
+  const char* projection = "";  // of the tensor that is named
   const char* part = "";
   bool loads = false;
 };
@@ -58,7 +58,7 @@ ATTACK_TEST_P(kPlantedFaults, Planted, IsToldByItsOwnId) {
 constexpr Severity kWarn = Severity::kWarning;
 const Expectation kExpectations[] = {
     {Plant::kFlippedCode, {}, Severity::kError, "", "", true},    // a legal value: only `verify
-                                                                  // --against` can tell
+                                                                  // --against` detects it
     {Plant::kScaleTimesTwo, {}, Severity::kError, "", "", true},  // the same
     {Plant::kSwappedGateUp, {}, Severity::kError, "", "", true},  // the same
     {Plant::kTransposedScales, {"shape_mismatch"}, Severity::kError, "down", "scales"},
@@ -113,7 +113,7 @@ TEST(Findings, ShiftedExpertsRefuseTheWholeLayer) {
   const Opened checkpoint(builder);
   EXPECT_EQ(ids(*checkpoint->validate(1, {0, 8})),
             (std::set<std::string>{"missing_expert", "unexpected_expert"}));
-  // Expert 1 exists, but is it expert 1?
+  // Expert 1 exists, but since there is an expert 8 its number may be wrong.
   EXPECT_THAT(
       checkpoint->expert(1, 1),
       Refused(Code::kBadInput,
@@ -174,7 +174,7 @@ TEST(LayerScales, TakeTheLargestUsableOfAllExperts) {
     std::vector<Finding> findings;
     auto scales = must(checkpoint->layer_scales(0, &findings));
     EXPECT_FLOAT_EQ(*scales->hidden, 0.09f);        // 0.01 * (7 + 2)
-    EXPECT_FLOAT_EQ(*scales->intermediate, 0.14f);  // 0.02 * (5 + 2): 7 has none, 6 an infinite one
+    EXPECT_FLOAT_EQ(*scales->intermediate, 0.14f);  // 0.02 * (5 + 2): 7 has no scale, 6 an Inf
     EXPECT_EQ(ids(findings),
               (std::set<std::string>{"input_scale_missing", "input_scale_infinite"}));
   }
@@ -234,7 +234,7 @@ TEST(Findings, EveryTensorIsUsedOrListed) {
   CheckpointBuilder builder({.model_type = "deepseek_v4"});
   auto& tensors = builder.tensors();
   tensors["layers.0.ffn.experts.3.w1.mystery"] = {DType::kF32, {1}, std::vector<uint8_t>(4)};
-  // as the real one has it
+  // as in the real checkpoint
   tensors["layers.0.ffn.shared_experts.w1.weight"].dtype = DType::kF8E4M3;
   tensors["layers.1.ffn.shared_experts.w1.weight"].dtype = DType::kF8E4M3;
   const Opened checkpoint(builder);
@@ -247,8 +247,8 @@ TEST(Findings, EveryTensorIsUsedOrListed) {
       EXPECT_FALSE(finding.actual.empty());
     }
   }
-  // Two layers of 8 experts with 12 tensors are read, one more is unknown; all the rest must be
-  // listed.
+  // 12 tensors of each of the 8 experts in two layers are read, and one more is unknown; all the
+  // rest must be listed.
   EXPECT_EQ(ignored, static_cast<int64_t>(tensors.size()) - 2 * 8 * 12 - 1);
   EXPECT_TRUE(patterns.contains("layers.*.ffn.gate.weight"));
   EXPECT_TRUE(patterns.contains("mtp.*.ffn.experts.*.w1.weight"));
@@ -290,8 +290,8 @@ TEST(Open, LayersAreThoseDeclaredAndPresent) {
   const Opened checkpoint(builder);
   EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{0, 1}));
   const std::set<std::string> found = ids(checkpoint->findings());
-  EXPECT_TRUE(found.contains("undeclared_layer"));  // 2 has experts, the config calls it dense
-  EXPECT_TRUE(found.contains("missing_layer"));     // 3 is declared and not there
+  EXPECT_TRUE(found.contains("undeclared_layer"));  // layer 2: the config calls it dense
+  EXPECT_TRUE(found.contains("missing_layer"));     // layer 3 is declared but missing
 }
 
 TEST(Open, ASizeThatIsNotAMultipleOf16IsMisaligned) {
@@ -341,7 +341,7 @@ TEST(Statistics, AreThoseOfTheBytes) {
   }
 }
 
-// What producers write for an expert that no token reached: a tensor scale of 0, or its reciprocal,
+// Producers write this for an expert that no token reached: a tensor scale of 0, or its reciprocal,
 // over codes of 0.
 TEST(DeadExperts, AreZerosAndReported) {
   for (const SourceFormat format : {SourceFormat::kModelOpt, SourceFormat::kCompressedTensors}) {
@@ -374,7 +374,7 @@ TEST(DeadExperts, AreZerosAndReported) {
         EXPECT_OK(checkpoint->expert(1, 3));
         EXPECT_OK(checkpoint->statistics(1, {0, 8}));
         if (codes) continue;
-        EXPECT_EQ(whole->findings.size(), 1u);  // like ones of a layer are folded
+        EXPECT_EQ(whole->findings.size(), 1u);  // equal ones of a layer are merged
         for (const Nvfp4View* view :
              {&whole->source.gate, &slice->source.up, &slice->source.down}) {
           EXPECT_EQ(view->tensor_scale, 1);

@@ -61,7 +61,7 @@ TEST(GateUpOrder, AnOrderThatContradictsTheFamilyIsReported) {
   EXPECT_EQ(find(same->findings(), "gate_up_order"), nullptr);
 }
 
-// Engines keep the rows of this activation in either order under one name.
+// Under one name, engines store the rows for this activation in either order.
 TEST(GateUpOrder, AnUnknownOrderIsRefusedAndSaysWhichOptionDecides) {
   const BuilderOptions options{.model_type = "minimax_m3", .format = SourceFormat::kFloat};
   CheckpointBuilder builder(options);
@@ -80,7 +80,7 @@ TEST(GateUpOrder, AnUnknownOrderIsRefusedAndSaysWhichOptionDecides) {
                       {.gate_up_order = GateUpOrder::kInterleaved});
 }
 
-// A name with an order of its own, as TensorRT-LLM has it, is not read as another one.
+// A name with its own order, as in TensorRT-LLM, is not read as another one.
 TEST(GateUpOrder, OtherNamesOfBothAreRefusedByName) {
   for (const char* word : {"w31_", "w3_w1_"}) {
     CheckpointBuilder builder({.model_type = "qwen3_moe", .layers = 1});

@@ -119,7 +119,7 @@ TEST(Gguf, AnMxfp4ScaleOf255IsRefused) {
   EXPECT_OK(checkpoint->expert(0, 1));
 }
 
-// What stands between two layers' experts is no tensor of the one that is asked for.
+// Tensors stored between two layers' experts do not belong to the requested slice.
 TEST(Gguf, SlicesHaveTheBytesOfTheWhole) {
   for (const uint32_t type : {GgufBuilder::kNvfp4, GgufBuilder::kMxfp4}) {
     TempDir dir;
@@ -218,7 +218,7 @@ TEST(Gguf, ThePathsOfOneModelAreTheSame) {
     EXPECT_EQ(checkpoint->tensor_name(1, 2, "up"), "blk.1.ffn_up_exps.weight");
     EXPECT_EQ(checkpoint->expert_bytes(), 2 * 3 * (4 * kExpertBytes + 2 * 4 * sizeof(float)));
   }
-  // safetensors beside it come first: the directory is their model's.
+  // safetensors in the same directory take precedence: the directory is their model's.
   write_file(dir.file("model.safetensors"), "");
   EXPECT_THAT(Checkpoint::open(dir.path().string()).status().message(),
               HasSubstr("model.safetensors"));

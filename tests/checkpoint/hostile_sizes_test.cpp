@@ -13,7 +13,7 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-constexpr int64_t kMost = 65536;  // the most experts that a config may declare
+constexpr int64_t kMost = 65536;  // the largest number of experts that a config may declare
 
 int64_t peak_bytes() {
   rusage usage{};
@@ -21,8 +21,8 @@ int64_t peak_bytes() {
   return int64_t{usage.ru_maxrss} * 1024;
 }
 
-// Everything that inspect, verify and a load ask of the checkpoint. The bounds are a hundred times
-// what it takes.
+// Everything that inspect, verify and a load read from the checkpoint. The bounds are a hundred
+// times the usual cost.
 void expect_cheap(const std::string& path, const std::string& finding) {
   attacked();
   const auto start = std::chrono::steady_clock::now();

@@ -11,8 +11,8 @@ namespace {
 using nlohmann::json;
 using Tensors = std::map<std::string, RawTensor>;
 
-// The model's tensors in base.safetensors, with others' bytes for those of `overlay`, which lie
-// right in overlay.safetensors; and `leftovers`, which the index does not name.
+// The model's tensors in base.safetensors, except that those of `overlay` have altered bytes there
+// and correct ones in overlay.safetensors. The index does not name `leftovers`.
 struct Repository {
   TempDir dir;
   CheckpointBuilder builder{{.model_type = "qwen3_moe"}};
@@ -53,7 +53,7 @@ TEST(Index, DecidesBetweenSupersededCopies) {
   const std::vector<uint8_t>& right = model.builder.matrix(0, 3, "up").codes;
   EXPECT_EQ(std::memcmp(loaded->source.up.row_codes(0), right.data(), right.size()), 0);
 
-  // Without an index nothing says which copy is meant.
+  // Without an index the right copy is ambiguous.
   std::filesystem::remove(model.dir.file("model.safetensors.index.json"));
   EXPECT_THAT(Checkpoint::open(model.dir.path().string()),
               Refused(Code::kBadInput, "holds it too"));
@@ -81,7 +81,7 @@ TEST(Index, LeavesOutWhatItDoesNotName) {
   }
 }
 
-// An index that was not updated: the message says that the tensor is there.
+// An index that was not updated: the message points out that the tensor is in a file.
 TEST(Index, ATensorThatItForgotIsNotCalledMissing) {
   Repository model;
   const std::string name = model.builder.tensor_name(1, 3, "up", "tensor_scale");

@@ -38,7 +38,7 @@ TEST(Layouts, ProjectionBeforeTheExpertsNumber) {
   EXPECT_TRUE(checkpoint->layer_scales(1)->hidden.has_value());
 }
 
-// A layer's experts whose names no single rule makes: the message says in what they differ, and
+// The names of a layer's experts follow no single rule: the message explains the difference and
 // names one of each kind.
 TEST(Layouts, OneLayerHasOneKindOfNames) {
   const std::string first = "model.layers.0.mlp.experts.0.down_proj.input_scale";
@@ -104,7 +104,7 @@ TEST(Layouts, SharedExpertWithGateAndUpInOneTensor) {
   }
 }
 
-// As transformers writes MiniMax-M3, whose own shared size the config gives.
+// Named as transformers writes MiniMax-M3; the config gives the shared expert its own size.
 TEST(Layouts, MinimaxM3SharedExpert) {
   CheckpointBuilder builder({.model_type = "minimax_m3", .format = SourceFormat::kFloat});
   builder.config()["text_config"].update(
@@ -177,7 +177,7 @@ TEST(Layouts, EachLayerHasTheFormatThatIsDeclaredForIt) {
               HasSubstr("quantized_layers: quant_algo FP8: FP8 experts are not NVFP4"));
 }
 
-// A layer quantizes the activations of both or of neither.
+// A layer quantizes the activations of both GEMMs or of neither.
 TEST(Layouts, ASharedExpertWithOtherActivationsIsNotLoaded) {
   CheckpointBuilder builder(
       {.model_type = "qwen2_moe", .format = SourceFormat::kCompressedTensors});
@@ -199,7 +199,7 @@ TEST(Layouts, ASharedExpertWithOtherActivationsIsNotLoaded) {
   EXPECT_THAT(finding->actual, HasSubstr("bf16 activations next to routed experts with nvfp4"));
 }
 
-// 2 I = H makes gate_up_proj square, I = H makes down_proj square: the other of the two says which
+// gate_up_proj is square if 2 I = H, down_proj if I = H: the other of the two then determines which
 // axis is K.
 TEST(Layouts, ASquareStackHasTheOrderOfTheOther) {
   for (const int64_t intermediate : {32, 64}) {
@@ -231,7 +231,7 @@ TEST(Layouts, ASquareStackHasTheOrderOfTheOther) {
   }
 }
 
-// gate and up in NVFP4, down in FP8: a layer that is not supported, not one with a tensor missing.
+// gate and up in NVFP4, down in FP8: the error is an unsupported layer, not a missing tensor.
 TEST(RefusedLayouts, ADownProjectionInFp8IsNamedAsSuch) {
   for (const SourceFormat format : {SourceFormat::kModelOpt, SourceFormat::kCompressedTensors}) {
     CheckpointBuilder builder({.model_type = "qwen3_moe", .format = format});
@@ -255,7 +255,7 @@ TEST(RefusedLayouts, ADownProjectionInFp8IsNamedAsSuch) {
   }
 }
 
-// One expert of a layer in another format is named by what is stored.
+// If one expert of a layer has another format, the error names it by its stored tensors.
 TEST(RefusedLayouts, AnExpertInAnotherFormatIsNotCalledMissing) {
   CheckpointBuilder builder(
       {.model_type = "qwen3_moe", .format = SourceFormat::kCompressedTensors});
@@ -276,7 +276,8 @@ TEST(RefusedLayouts, AnExpertInAnotherFormatIsNotCalledMissing) {
           "model.layers.1.mlp.experts.5.down_proj.weight in another format, (64, 16) F8_E4M3"));
 }
 
-// The number of experts is the config's for all layers: one that was pruned apart is named as such.
+// All layers have the config's number of experts; a layer that was pruned separately is an error
+// that names it.
 TEST(RefusedLayouts, ALayerWithFewerExpertsIsNamedAsSuch) {
   CheckpointBuilder builder({.model_type = "qwen3_moe"});
   for (const int64_t e : {6, 7}) {

@@ -48,9 +48,9 @@ void expect_matrix(const Nvfp4View& view, const BuiltMatrix& built, SourceFormat
       double amax = 0;
       for (const float w : built.weights) amax = std::max(amax, std::abs(static_cast<double>(w)));
       EXPECT_EQ(view.tensor_scale, static_cast<float>(amax / 2688));
-      // Nothing rounds by more than half the widest step of E2M1 (1, between 4 and 6) in units of
-      // its block's scale, which itself is rounded by at most 1/16; both together stay below amax
-      // of the block / 6 * 1.2.
+      // No value is rounded by more than half the widest step of E2M1 (1, between 4 and 6) in units
+      // of its block's scale. The scale itself is rounded by at most 1/16. Both together stay below
+      // amax of the block / 6 * 1.2.
       for (int64_t r = 0; r < view.rows; ++r) {
         for (int64_t b = 0; b < view.cols / 16; ++b) {
           double block = 0;
@@ -111,8 +111,8 @@ TEST_P(Load, EveryExpertIsWhatWasWritten) {
     auto findings = must(checkpoint.validate(layer, {0, 4}));
     for (const Finding& finding : *findings)
       EXPECT_EQ(finding.severity, Severity::kNote) << to_string(finding);
-    // Beside stacked NVFP4 experts the builder leaves the shared one in floats: such a one is the
-    // host's to add.
+    // With stacked NVFP4 experts the builder leaves the shared expert in floats. The host has to
+    // add such a shared expert itself.
     if (builder.has_shared() && param.format != SourceFormat::kModelOptStacked) {
       auto shared = must(checkpoint.shared_expert(layer));
       expect_matrix(shared->source.down, builder.matrix(layer, -1, "down"), param.format);
@@ -227,7 +227,7 @@ TEST(LoadFloat, CodesAreThoseOfTheQuantizer) {
           {"down", &loaded->source.down}}) {
       const BuiltMatrix& built = builder.matrix(0, 3, name);
       EXPECT_EQ(codes_of(*view), built.codes)
-          << name;  // each with its own amax, as the builder quantizes
+          << name;  // each with its own amax, as in the builder's quantizer
       EXPECT_EQ(scales_of(*view), built.scales) << name;
       EXPECT_EQ(view->tensor_scale, built.tensor_scale) << name;
     }

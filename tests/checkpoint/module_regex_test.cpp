@@ -1,4 +1,4 @@
-// Expressions and globs against names. Python's re.match and fnmatch made the expected values.
+// Expressions and globs against names. The expected values come from Python's re.match and fnmatch.
 #include "checkpoint/module_regex.h"
 
 #include <string>

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-// Of the shape of Nemotron-3 Nano, with four layers.
+// The shape of Nemotron-3 Nano, with four layers.
 json config() {
   return {{"model_type", "nemotron_h"},
           {"architectures", {"NemotronHForCausalLM"}},
@@ -109,8 +109,8 @@ TEST(Nemotron, WhatDisagreesOrIsUnknownIsTold) {
               HasSubstr("moe_latent_size: experts behind a projection are known of"));
 }
 
-// As ModelOpt exports Nemotron-3.5: FP8 for Mamba's projections, which lie under the same word as
-// the experts.
+// ModelOpt's export of Nemotron-3.5: FP8 for Mamba's projections, which have the same word in their
+// names as the experts.
 TEST(Nemotron, MixedPrecisionSpeaksOfTheExpertsByTheirNames) {
   json mixed = config();
   json& layers = mixed["quantization_config"]["quantized_layers"];

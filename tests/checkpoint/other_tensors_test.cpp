@@ -7,7 +7,7 @@
 namespace nvfp4_moe::internal::test::other_tensors_test {
 namespace {
 
-// A checkpoint with two layers, and further tensors.
+// A checkpoint with two layers, and additional tensors.
 Result<Checkpoint> open_with(const BuilderOptions& options, const std::vector<std::string>& names,
                              const CheckpointOptions& reading, const TempDir& dir) {
   CheckpointBuilder builder(options);
@@ -128,7 +128,7 @@ TEST(OtherTensors, OfASharedExpertThatIsLoadedRefuseTheLayer) {
   }
 }
 
-// Left to the host, as one in floats is: the routed experts are plain NVFP4.
+// Left to the host, like a shared expert in floats: the routed experts are plain NVFP4.
 TEST(OtherTensors, ASharedExpertOfAwqOrSvdquantIsNotLoaded) {
   const BuilderOptions options{.model_type = "qwen2_moe"};
   for (const char* part : {"pre_quant_scale", "input_quantizer._pre_quant_scale",

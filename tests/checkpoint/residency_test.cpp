@@ -13,8 +13,8 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// Bytes that this process has read by system calls, from any file, from the page cache too; without
-// what reading the count reads.
+// Bytes that this process has read by system calls, from any file, even from the page cache;
+// without the bytes that querying the count reads.
 class ReadCounter {
  public:
   ReadCounter() : start_(now()) {}
@@ -101,8 +101,8 @@ INSTANTIATE_TEST_SUITE_P(Formats, Residency,
                                                                          : "compressed_tensors";
                          });
 
-// A slice's rows of gate and up lie together. Its columns of down lie in every row: an eighth of
-// the bytes, which are read with what lies between them.
+// A slice's rows of gate and up are contiguous. Its columns of down are an eighth of every row, and
+// the bytes between them are read too.
 TEST(SliceResidency, OneSliceOfEightReadsItsRowsAndItsColumns) {
   const Opened checkpoint(CheckpointBuilder({.model_type = "qwen3_moe",
                                              .layers = 1,

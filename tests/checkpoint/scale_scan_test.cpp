@@ -27,7 +27,7 @@ TEST(ScaleScan, AgreesWithAPlainLoop) {
       EXPECT_EQ(scan.saturated,
                 static_cast<uint64_t>(std::count(bytes.begin(), bytes.end(), uint8_t{0x7E})));
       EXPECT_EQ(scan.count, static_cast<uint64_t>(size));
-      // One odd byte at any of a few places is seen.
+      // One odd byte is detected at any of several places.
       for (const int64_t at : {int64_t{0}, size / 2, size - 1}) {
         for (const uint8_t odd : {uint8_t{0x7F}, uint8_t{0x80}, uint8_t{0xFF}}) {
           std::vector<uint8_t> changed = bytes;

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// All that loading does, each expert read to its last byte.
+// A complete load: each expert is read to its last byte.
 Status load_layer(const Checkpoint& checkpoint) {
   NVFP4_MOE_TRY(checkpoint.validate(0, {}).status());
   NVFP4_MOE_TRY(checkpoint.statistics(0, {}).status());
@@ -67,7 +67,7 @@ ATTACK_TEST_P(kTruncations, Truncation, AFileThatWasCutIsAnError) {
     fs::resize_file(shard_, size);
     attacked();
     const int code = in_child([&] {
-      for (int64_t e = 0; e < 8; ++e) {  // each, not only the first that says so
+      for (int64_t e = 0; e < 8; ++e) {  // every expert fails, not only the first one to be loaded
         const auto loaded = checkpoint->expert(0, e);
         if (loaded.ok() || loaded.status().message().find(shard_) == std::string::npos) return 2;
         const std::string& message = loaded.status().message();
@@ -120,7 +120,7 @@ ATTACK_TEST_P(kTruncations, Truncation, AFileThatIsWrittenOverIsAnErrorAndOneTha
   fs::resize_file(dir_.file("copy"), 100);
   fs::rename(dir_.file("copy"), shard_);
   attacked();
-  EXPECT_OK(load_layer(*checkpoint));  // the file that was opened is still there
+  EXPECT_OK(load_layer(*checkpoint));  // the file that was opened still exists
 
   const auto again = Checkpoint::open(dir_.path().string());
   EXPECT_FALSE(again.ok());

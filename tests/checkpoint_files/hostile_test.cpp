@@ -14,7 +14,7 @@ std::span<const std::byte> as_bytes(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
-// One line that a terminal shows as it is, and short enough to be read.
+// One line that a terminal shows unchanged, and short enough to be read.
 void expect_presentable(const std::string& message) {
   EXPECT_LE(message.size(), 800u) << message;
   for (const char c : message) {
@@ -50,7 +50,8 @@ TEST(HostileTable, HasEnoughCasesWithNamesOfTheirOwn) {
   EXPECT_GE(names.size(), 60u);
 }
 
-// What the table bends is right before it is bent: else a case could be refused for another reason.
+// The files are valid before the table alters them; otherwise a case could be refused for another
+// reason.
 TEST(HostileTable, TheGoodFilesAreGood) {
   const std::string header = "{\"x\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}";
   const std::string file = safetensors_bytes(header, 4);
@@ -64,13 +65,13 @@ ATTACK_TEST(kTruncations, HostileHeader, EveryTruncationIsRefused) {
       read_file(NVFP4_MOE_SOURCE_DIR "/tests/vectors/safetensors/python.safetensors");
   ASSERT_OK(parse_safetensors_header(as_bytes(good), good.size()));
   for (size_t size = 0; size < good.size(); ++size) {
-    // an allocation of its own: a read behind it is seen
+    // a separate allocation, so that sanitizers detect a read past its end
     const std::string cut = good.substr(0, size);
     const auto header = parse_safetensors_header(as_bytes(cut), cut.size());
     attacked();
     ASSERT_FALSE(header.ok()) << size;
     ASSERT_EQ(header.status().code(), Code::kBadInput);
-    // The file is there, but less of it was handed over than the header needs.
+    // The file is complete, but the caller passes less of it than the header needs.
     const auto partial = parse_safetensors_header(as_bytes(cut), good.size());
     const uint64_t data_offset = parse_safetensors_header(as_bytes(good), good.size())->data_offset;
     ASSERT_EQ(partial.ok(), size >= data_offset) << size;

@@ -57,7 +57,7 @@ TEST(JsonStrict, SyntaxErrorsNameTheWordAndItsKey) {
       400u);
 }
 
-// As Python's json.dumps writes them, which config.json files hold.
+// Python's json.dumps writes such numbers into config.json files.
 TEST(JsonStrict, NonFiniteNumbersAreReadWhereTheyAreAllowed) {
   JsonLimits limits;
   limits.non_finite = true;
@@ -94,8 +94,7 @@ TEST(JsonStrict, NoNumberIsTakenForAWord) {
   std::string text = "[NaN";
   for (int i = 0; i < 10; ++i)
     for (int j = 0; j < 10; ++j) text += "," + std::to_string(i) + "E" + std::to_string(j);
-  EXPECT_FALSE(
-      parse_json_strict(text + "]", limits).ok());  // no form is left, and so it is refused
+  EXPECT_FALSE(parse_json_strict(text + "]", limits).ok());  // no form is left, so it is refused
   text.resize(text.size() - 4);
   const auto parsed = must(parse_json_strict(text + "]", limits));
   EXPECT_TRUE(std::isnan((*parsed)[0].get<double>()));

@@ -63,7 +63,7 @@ TEST(Json, IsReadAsNlohmannReadsIt) {
   }
 }
 
-// Deeper text would be destroyed and written by as many calls.
+// Deeper text would be destroyed and written by equally deep recursion.
 TEST(Json, NestsToABoundedDepth) {
   const auto nested = [](size_t depth) {
     return std::string(depth, '[') + std::string(depth, ']');
@@ -73,8 +73,8 @@ TEST(Json, NestsToABoundedDepth) {
   EXPECT_TRUE(Json::parse(nested(1000000)).is_discarded());
 }
 
-// Objects above and below the size from which the reader uses a map of names: the last of equal
-// names counts, in the place of the first.
+// Object sizes below and above the threshold for a map of names. If names repeat, the last one
+// counts and takes the first one's place.
 TEST(Json, TheLastOfEqualNamesCounts) {
   for (const int members : {3, 16, 17, 100}) {
     ordered_json expected;
@@ -96,7 +96,7 @@ TEST(Json, NumbersAreEqualByValue) {
   EXPECT_EQ(Json::parse(built<Json>().dump())["numbers"], built<Json>()["numbers"]);
 }
 
-// A cast of a number that the type does not have is undefined behaviour.
+// Casting a number to a type that cannot hold it is undefined behaviour.
 TEST(Json, NumbersThatATypeCannotHoldAreItsDefault) {
   EXPECT_EQ(Json(1e300).get<int64_t>(), 0);
   EXPECT_EQ(Json(-1e300).get<int64_t>(), 0);

@@ -34,7 +34,7 @@ std::vector<Reader> readers(const TempDir& dir) {
 TEST(OpenRegularFile, AnythingElseIsRefusedByItsKind) {
   const TempDir dir;
   ASSERT_EQ(::mkfifo(dir.file("fifo").c_str(), 0600),
-            0);  // nobody writes: whoever waited would wait for ever
+            0);  // there is no writer: a reader that waited would wait forever
   ASSERT_TRUE(std::filesystem::create_directory(dir.path() / "folder"));
   const std::pair<std::string, const char*> cases[] = {{dir.file("fifo"), "a FIFO"},
                                                        {dir.file("folder"), "a directory"},

@@ -29,7 +29,7 @@ size_t entries(const fs::path& directory) {
       std::distance(fs::directory_iterator(directory), fs::directory_iterator()));
 }
 
-// What is no regular file, each under a name of its own.
+// Files that are not regular, each with its own name.
 struct Special {
   const char* kind;
   std::function<void(const std::string&)> make;
@@ -94,7 +94,7 @@ ATTACK_TEST(kSpecialFiles, OutputFile, WhatIsNoRegularFileIsRefusedAndStays) {
               HasSubstr("/dev/null: expected a regular file to replace"));
 }
 
-// The special file comes while the bytes are made.
+// The special file appears while the bytes are made.
 ATTACK_TEST(kSpecialFiles, OutputFile, WhatComesLaterIsNotReplacedEither) {
   const TempDir dir;
   auto file = must(OutputFile::create(dir.file("x")));
@@ -132,7 +132,7 @@ ATTACK_TEST(kSpecialFiles, OutputFile, WhatCannotBeWrittenIsSaidFirst) {
   const TempDir dir;
   EXPECT_EQ(output_path(dir.file("none/x")).status().code(), Code::kIo);
   EXPECT_EQ(output_path("").status().code(), Code::kInvalidArgument);
-  // As a user who is not root: a file that may not be written, and a folder.
+  // Run as a user who is not root: a file that may not be written, and a folder.
   std::ofstream(dir.file("kept")) << "kept";
   fs::permissions(dir.path(), fs::perms(0755));
   fs::permissions(dir.file("kept"), fs::perms(0444));
@@ -145,7 +145,7 @@ ATTACK_TEST(kSpecialFiles, OutputFile, WhatCannotBeWrittenIsSaidFirst) {
   if (child == 0) {
     if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(9);
     const bool refused = output_path(dir.file("open/kept")).status().code() == Code::kIo;
-    // The owner may write to the folder, whoever that is.
+    // If the test does not run as root, its user owns the folder and may write to it.
     const bool folder = ::access(dir.path().c_str(), W_OK) == 0 ||
                         output_path(dir.file("new")).status().code() == Code::kIo;
     const bool allowed = output_path(dir.file("open/new")).ok();
@@ -156,7 +156,8 @@ ATTACK_TEST(kSpecialFiles, OutputFile, WhatCannotBeWrittenIsSaidFirst) {
   EXPECT_EQ(status, 0);
 }
 
-// The temporary name: a leftover is taken, through no link, and what is not one of ours stays.
+// The temporary name: a leftover is reused, but not through a link, and files that are not ours
+// stay.
 ATTACK_TEST(kSpecialFiles, OutputFile, ALeftoverOfAKilledRunIsTaken) {
   const TempDir dir;
   const std::string path = dir.file("x"), partial = partial_path(path);
@@ -179,7 +180,7 @@ ATTACK_TEST(kSpecialFiles, OutputFile, ALeftoverOfAKilledRunIsTaken) {
   EXPECT_EQ(write_text_file(path, "again").code(), Code::kInvalidArgument);
   EXPECT_EQ(read_file(path), "whole");
   EXPECT_EQ(read_file(dir.file("other")), "other");
-  // A user's own file that merely ends alike.
+  // A user's own file whose name merely has the same ending.
   std::ofstream(dir.file("y.partial")) << "download";
   ASSERT_OK(write_text_file(dir.file("y"), "y"));
   EXPECT_EQ(read_file(dir.file("y.partial")), "download");

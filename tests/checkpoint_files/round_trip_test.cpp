@@ -152,7 +152,7 @@ TEST_F(LargeFile, ThatIsCutGivesAnErrorWhereItEnds) {
   EXPECT_EQ(file->check_unchanged().code(), Code::kIo);
 }
 
-// Which pages of the file are in the page cache.
+// For each page of the file: whether it is in the page cache.
 std::vector<bool> cached_pages(const std::string& path) {
   const uint64_t size = file_size(path);
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -186,7 +186,7 @@ TEST_F(LargeFile, IsPrefetchedWhereItIsAskedFor) {
   const auto last = static_cast<std::ptrdiff_t>((end - 1) / page);
   std::vector<bool> cached;
   std::ptrdiff_t there = 0;
-  for (int i = 0; i < 500 && there != last - first + 1; ++i) {  // it comes while the caller goes on
+  for (int i = 0; i < 500 && there != last - first + 1; ++i) {  // appears meanwhile
     if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     cached = cached_pages(path_);
     there = std::count(cached.begin() + first, cached.begin() + last + 1, true);

@@ -106,12 +106,11 @@ TEST(ShardedWriter, AShardMadeOtherwiseIsNotTakenForComplete) {
     EXPECT_EQ(write_needed(*writer).size(), 5u);
     ASSERT_OK(writer->finish());
   }
-  // The same options: complete, and a shard cut short is made again.
+  // With the same options a complete shard is kept, and one that is cut short is written again.
   fs::resize_file(dir.file("model-00002-of-00003.safetensors"), 100);
   auto writer = must(open_writer(dir, {{"scales", "mse"}}));
   EXPECT_EQ(writer->complete_shards(), 2u);
-  EXPECT_FALSE(
-      fs::exists(dir.file("model.safetensors.index.json")));  // what is not whole has no index
+  EXPECT_FALSE(fs::exists(dir.file("model.safetensors.index.json")));  // incomplete: no index
   EXPECT_EQ(write_needed(*writer), std::vector<std::string>{"large"});
   ASSERT_OK(writer->finish());
   expect_whole(dir);

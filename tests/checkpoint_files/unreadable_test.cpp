@@ -53,7 +53,7 @@ ATTACK_TEST_F(kSpecialFiles, Unreadable, FilesAndFoldersWithTheReason) {
     EXPECT_EQ(status.message(), path.string() + ": cannot open: Permission denied");
     fs::permissions(path, fs::perms(0644));
   }
-  fs::permissions(model_, fs::perms(0644));  // may be listed, and nothing in it opened
+  fs::permissions(model_, fs::perms(0644));  // may be listed, but none of its files may be opened
   EXPECT_THAT(open_as_nobody(model_).message(), HasSubstr(": Permission denied"));
   fs::permissions(model_, fs::perms::none);
   EXPECT_THAT(open_as_nobody(model_).message(), HasSubstr(": Permission denied"));
@@ -68,7 +68,7 @@ ATTACK_TEST_F(kSpecialFiles, Unreadable, FilesAndFoldersWithTheReason) {
             model_ + "/inner: cannot open: Permission denied");
 }
 
-// A name that is there and cannot be followed is not a name that is not there.
+// A name that exists but cannot be followed is not a missing name.
 ATTACK_TEST_F(kSpecialFiles, Unreadable, LinksThatLeadNowhere) {
   for (const char* name :
        {"hf_quant_config.json", "config.json", "model-00001-of-00002.safetensors"}) {

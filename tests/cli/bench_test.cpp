@@ -72,7 +72,7 @@ void expect_shares(const nlohmann::json& row, bool has_peak) {
   const double read_share = row["read_share"];
   EXPECT_GT(read_share, 0);
   EXPECT_TRUE(std::isfinite(read_share));
-  // One round: every figure is of the same runs.
+  // One round: all figures are of the same runs.
   EXPECT_NEAR(read_share,
               row["touched_gb_per_s"].get<double>() / row["read_gb_per_s"].get<double>(), 1e-9);
   EXPECT_NEAR(row["touched_gb_per_s"].get<double>() * row["median_us"].get<double>() * 1e3,
@@ -124,7 +124,7 @@ void expect_steps(const nlohmann::json& steps) {
 TEST(Bench, SharesAreOfWhatWasMeasuredBesideThem) {
   const nlohmann::json json = bench({"--shape", "A", "--experts", "8", "--tokens", "4", "--steps"});
   ASSERT_EQ(json["timings"].size(), 1u);
-  // None on a host that runs the portable kernels.
+  // A host that runs the portable kernels has none.
   const nlohmann::json& peak = json["configurations"][0]["peak"];
   expect_shares(json["timings"][0], !peak.is_null());
   const std::string kernel = json["configurations"][0]["describe"]["kernels"]["gemm2"];
@@ -174,7 +174,7 @@ TEST(AllThreads, WaitForEachOtherBeforeTheyBegin) {
       const auto at = static_cast<size_t>(thread);
       ++inside;
       while (inside.load() < 3)
-        std::this_thread::yield();  // ends only where the three are here at once
+        std::this_thread::yield();  // ends only if all three threads are here at once
       ++seen[at];
       ids[at] = std::this_thread::get_id();
     });

@@ -51,7 +51,7 @@ TEST(Conventions, JsonIsOneObjectWithASchema) {
   }
 }
 
-// With words of the message where it is not an option's own.
+// `error` has words of the message if it does not name an option.
 TEST(Conventions, UsageErrorsAreTwo) {
   const std::string& dir = sound_checkpoint();
   const struct {
@@ -154,8 +154,7 @@ TEST(Conventions, WhatCannotBeReadIsFour) {
 }
 
 TEST(Conventions, WhatNoBackendTakesIsThree) {
-  // Under `fixed`, something must provide the power of two; plain swiglu has no limit to take it
-  // from.
+  // `fixed` needs a source for the power of two; plain swiglu has no limit to derive it from.
   TempDir dir;
   BuilderOptions options{.model_type = "qwen3_moe", .weight_only = true};
   ASSERT_OK(CheckpointBuilder(options).write(dir.file("weight_only")));
@@ -163,7 +162,7 @@ TEST(Conventions, WhatNoBackendTakesIsThree) {
                                 "--intermediate-scale", "fixed"});
   EXPECT_TRUE(run.exit_code == 2 || run.exit_code == 3) << run.out << run.err;
   EXPECT_EQ(count_lines(run.err), 1);
-  // A family whose activation is not computed is declined by name.
+  // A family with an unsupported activation is declined by name.
   CheckpointBuilder situ(BuilderOptions{});
   situ.config()["model_type"] = "kimi_k3";
   ASSERT_OK(situ.write(dir.file("situ")));

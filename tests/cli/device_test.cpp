@@ -1,5 +1,5 @@
-// --device: the verbs' errors if there is no such device, and on a machine with a GPU (skipped by
-// name elsewhere) run, replay, verify, bench, explain and doctor.
+// --device: the verbs' errors if there is no such device; and run, replay, verify, bench, explain
+// and doctor on a machine with a GPU (elsewhere skipped by name).
 #include "cli/run_tool.h"
 #include "moe/layer.h"
 #include "support/checkpoint_builder.h"
@@ -42,7 +42,7 @@ TEST(DeviceOption, IsJudgedByEveryVerbThatRunsLayers) {
     const ToolRun wrong = run_tool(words);
     EXPECT_EQ(wrong.exit_code, 2) << words[0] << wrong.err;
     EXPECT_THAT(wrong.err, HasSubstr("device: expected cpu or cuda:N, got gpu"));
-    words.back() = "cuda:999";  // no machine has so many
+    words.back() = "cuda:999";  // no machine has that many
     const ToolRun missing = run_tool(words);
     EXPECT_EQ(missing.exit_code, 3) << words[0] << missing.err;
     EXPECT_THAT(missing.err, HasSubstr("cuda:999"));
@@ -53,7 +53,7 @@ TEST(DeviceOption, ExplainTellsKernelsByTokens) {
   const nlohmann::json run = json_of({"explain", "--shape", "A", "--tokens", "300"});
   const nlohmann::json variants = run["variants"];
   ASSERT_FALSE(variants.empty());
-  int64_t next = 1;  // each begins where the one before ends
+  int64_t next = 1;  // each row begins after the last token of the one before
   for (const auto& row : variants) {
     EXPECT_EQ(row["first_tokens"], next);
     next = row["last_tokens"].get<int64_t>() + 1;
@@ -124,8 +124,8 @@ TEST_F(OnGpu, BenchTimesGraphsBesideTheFloor) {
   }
 }
 
-// Steps are what a graph takes longer with them; launched one after another they take no less than
-// a run.
+// A step's time is the extra time of a graph that includes it; launched one after another, steps
+// take at least as long as a run.
 TEST_F(OnGpu, BenchTimesSteps) {
   for (const char* format : {"nvfp4", "bf16"}) {
     const nlohmann::json json = run({"bench", "--shape", "A", "--experts", "16", "--tokens", "64",
@@ -144,7 +144,7 @@ TEST_F(OnGpu, BenchTimesSteps) {
   }
 }
 
-// As many ranks as there are GPUs, at most two, on each the GPU of its number.
+// One rank per GPU, at most two; rank N uses GPU N.
 class RanksOnGpus : public OnGpu {
  protected:
   static std::string world() { return device_facts("cuda:1").ok() ? "2" : "1"; }

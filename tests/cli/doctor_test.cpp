@@ -17,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A folder in front of PATH, whose python3 is a shell script.
+// A folder at the front of PATH with a shell script as python3.
 class DoctorEngines : public ::testing::Test {
  protected:
   void python_is(const std::string& body) {
@@ -29,8 +29,7 @@ class DoctorEngines : public ::testing::Test {
     words.insert(words.begin(), "doctor");
     return run_tool(words, {{"PATH", dir_.path().string() + ":/usr/bin:/bin"}});
   }
-  // Without the folders of the system: no python3 but the script, and none at all if there is no
-  // script.
+  // Without the system's folders: python3 is the script, or missing if there is no script.
   ToolRun doctor_without_system() { return run_tool({"doctor"}, {{"PATH", dir_.path().string()}}); }
 
   TempDir dir_;

@@ -39,7 +39,8 @@ Made& made() {
   return value;
 }
 
-// Five tokens: hidden in F32, ids over all experts with one -1, weights, one of which may be given.
+// Five tokens: hidden in F32, ids over all experts with one -1, and weights; the caller may set the
+// fifth token's.
 void write_states(const std::string& path, float fifth_weight = 0.25f, int64_t channels = kHidden) {
   std::vector<float> hidden, weights;
   std::vector<int64_t> ids;
@@ -72,7 +73,7 @@ TEST(Flow, QuantizeReportsQualityPerLayer) {
   ASSERT_EQ(json["layers"].size(), 2u);
   EXPECT_EQ(json["quantized_tensors"], 2 * 8 * 3);
   for (const auto& layer : json["layers"]) {
-    // 4.5 bits a weight give about 20 dB on bell-shaped weights; half of that would be a broken
+    // 4.5 bits a weight give about 20 dB on bell-shaped weights; half of that would mean a broken
     // quantizer.
     EXPECT_GT(layer["sqnr_db"].get<double>(), 15.0);
     EXPECT_LT(layer["sqnr_db"].get<double>(), 30.0);
@@ -118,7 +119,8 @@ TEST(Flow, BothOutputFormatsAreReadBack) {
   run_ok({"verify", out, "--against", made().floats, "--layers", "1", "--tokens", "4"});
 }
 
-// Experts of two matrices, of the model's width and behind a latent projection, through every verb.
+// Experts with two matrices, of the model's width and after a latent projection, through every
+// verb.
 TEST(Flow, NemotronGoesThroughEveryVerb) {
   TempDir dir;
   for (const char* latent : {"0", "96"}) {
@@ -152,7 +154,7 @@ TEST(Flow, NemotronGoesThroughEveryVerb) {
             dump});
     run_ok({"run", "--replay", dump});
   }
-  // Another model's weights are not what it is compared with.
+  // Another model's weights are not accepted for the comparison.
   const ToolRun other =
       run_tool({"verify", dir.file("packed0"), "--against", made().floats, "--layers", "1"});
   EXPECT_NE(other.exit_code, 0);
@@ -165,7 +167,7 @@ TEST(Flow, CalibrationGoesIntoACopy) {
   const nlohmann::json layer = calibrated.json()["layers"][0];
   EXPECT_GT(layer["hidden_amax"].get<double>(), 0.0);
   EXPECT_FLOAT_EQ(layer["hidden_scale"].get<float>(), layer["hidden_amax"].get<float>() / 2688.0f);
-  // What was written is what the loader finds.
+  // The loader finds the values that were written.
   const nlohmann::json found = json_of({"explain", out, "--activation-scale", "static"});
   const auto used = found["activation_scale"]["hidden"].get<double>();
   EXPECT_GE(used, layer["hidden_scale"].get<double>());
@@ -205,7 +207,7 @@ TEST(Flow, MomentsOfCalibrateWeighTheErrorsOfQuantize) {
   const ToolRun quantized = run_ok(
       {"quantize", made().floats, out, "--search", "sweep", "--calibration", moments, "--json"});
   EXPECT_EQ(quantized.json()["calibration"], moments);
-  // SQNR is of weights, which a plain sweep serves best.
+  // SQNR is measured on weights, for which a plain sweep is best.
   const ToolRun sweep = run_tool(
       {"quantize", made().floats, made().dir.file("sweep"), "--search", "sweep", "--json"});
   EXPECT_LT(quantized.json()["mean_sqnr_db"].get<double>(),
@@ -245,8 +247,7 @@ TEST(Flow, RunTellsWeightsAndOutputsThatAreNotFinite) {
   EXPECT_EQ(replay["nonfinite_weights"], 1);
   EXPECT_EQ(replay["nonfinite_outputs"], kHidden);
 
-  write_states(states,
-               std::numeric_limits<float>::max());  // a finite weight beyond what its products hold
+  write_states(states, std::numeric_limits<float>::max());  // finite, but products overflow
   EXPECT_THAT(
       run("").out,
       HasSubstr("elements of out are not finite, by overflow: hidden and router weights are"));
@@ -276,7 +277,7 @@ TEST(Flow, RunDumpReplay) {
   EXPECT_EQ(replay.json()["same_bits"], true);
   run_ok({"run", "--replay", dump, "--backend", "reference"});
 
-  // A stored output that is not this call's must be found.
+  // A stored output that differs from this call's must be detected.
   const Result<SafetensorsFile> file = SafetensorsFile::open(dump);
   ASSERT_OK(file);
   const TensorInfo* stored = file->find("output");

@@ -1,4 +1,4 @@
-// --html: a page holds the JSON of its run, nothing that a checkpoint names gets out of its text,
+// --html: a page holds the JSON of its run, names from a checkpoint cannot escape from its text,
 // and the file follows the rules of --output.
 #include <filesystem>
 #include <fstream>
@@ -118,7 +118,7 @@ ATTACK_TEST_F(kSpecialFiles, Html, TheFileIsAskedForBeforeAnyWork) {
       expect_refused(words, why);
       attacked();
     }
-    // A model of one file: the file, and those next to it that it may consist of.
+    // A model of one file: that file and the neighbours that may belong to it.
     words[1] = words[3] = shard;
     expect_refused(words, "the model's");
     words[3] = model_ + "/config.json";

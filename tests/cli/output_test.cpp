@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-// A model of one layer and states of `tokens` for it.
+// A model of one layer and states of `tokens` tokens for it.
 struct Inputs {
   TempDir dir;
   std::string model = dir.file("model");
@@ -48,7 +48,7 @@ ATTACK_TEST(kSpecialFiles, Output, IsNoDeviceFifoOrFolder) {
   const Inputs inputs;
   const std::string fifo = inputs.dir.file("fifo"), link = inputs.dir.file("link");
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
-  // Stands for /dev/null: were it replaced, it would be a link no more.
+  // A link to /dev/null: if the tool replaced it, it would no longer be a link.
   fs::create_symlink("/dev/null", link);
   for (const char* option : {"--output", "--dump"}) {
     expect_attack_refused(
@@ -64,7 +64,7 @@ ATTACK_TEST(kSpecialFiles, Output, IsNoDeviceFifoOrFolder) {
 }
 
 TEST(Output, IsRefusedBeforeAnyWork) {
-  // With an input that cannot be read, the answer is still about the output.
+  // The input cannot be read either; the error is still about the output.
   const Inputs inputs;
   std::ofstream(inputs.states) << "no states";
   expect_refused(inputs.run({"--output", "/dev/null"}), "/dev/null");
@@ -97,7 +97,7 @@ ATTACK_TEST(kSpecialFiles, Output, IsNoInput) {
   EXPECT_FALSE(fs::exists(both));
 }
 
-// A model of one file: that file, and those next to it that may belong to it.
+// A model of one file: that file and the neighbours that may belong to it.
 ATTACK_TEST(kSpecialFiles, Output, IsNoModelOfOneFile) {
   Inputs inputs;
   inputs.model += "/model.safetensors";
@@ -125,7 +125,7 @@ ATTACK_TEST(kSpecialFiles, Output, GoesThroughALinkToARegularFile) {
   expect_attack_refused(inputs.run({"--output", inputs.dir.file("dangling")}), "leads nowhere");
 }
 
-// The library takes a batch of no tokens, and so does the tool: what comes out is as empty.
+// The library accepts a batch of no tokens, and so does the tool: the output is empty too.
 TEST(Output, AnInputWithoutTokensHasAnOutputWithoutTokens) {
   const Inputs inputs(0);
   const std::string out = inputs.dir.file("out");
@@ -139,7 +139,7 @@ TEST(Output, AnInputWithoutTokensHasAnOutputWithoutTokens) {
     EXPECT_EQ(written->find("out")->shape, (std::vector<int64_t>{0, BuilderOptions().hidden_size}));
     EXPECT_EQ(written->find("out")->dtype, DType::kF32);
   }
-  // With dumps asked for by the environment too: there is nothing to write down.
+  // The environment asks for dumps too, but there is nothing to dump.
   const std::string dumps = inputs.dir.file("dumps");
   ASSERT_TRUE(fs::create_directory(dumps));
   run_ok({"run", inputs.model, "--layer", "0", "--input", inputs.states, "--output", out},
@@ -149,7 +149,7 @@ TEST(Output, AnInputWithoutTokensHasAnOutputWithoutTokens) {
                  "--dump: expected an input of at least one token");
 }
 
-// Measuring takes long: what --write would refuse is reported before the input is read.
+// Measuring takes long: a path that --write refuses is reported before the input is read.
 TEST(Output, CalibrateAsksForItsFolderFirst) {
   const Inputs inputs;
   const std::string out = inputs.dir.file("out"), missing = inputs.dir.file("missing");
@@ -162,13 +162,13 @@ TEST(Output, CalibrateAsksForItsFolderFirst) {
   EXPECT_EQ(read_file(out + "/kept"), "kept");
 }
 
-// Dumps of the environment variable keep out of each other's way, whoever had the process number
-// before.
+// Dumps requested by the environment variable never overwrite each other, even if an earlier
+// process had the same number.
 TEST(Output, ADumpReplacesNoOther) {
   const Inputs inputs;
   const std::string dumps = inputs.dir.file("dumps");
   ASSERT_TRUE(fs::create_directory(dumps));
-  // In the shell's own process, which becomes the tool: its number is known beforehand.
+  // The shell's own process becomes the tool, so its number is known beforehand.
   const std::string script =
       "for i in 0 1; do echo kept > \"$0/repro-$$-$i.safetensors\"; done; "
       "exec env NVFP4_MOE_DUMP=\"$0\" \"$@\" > /dev/null 2>&1";

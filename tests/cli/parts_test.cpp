@@ -169,7 +169,7 @@ TEST(Tables, ColourDoesNotMoveColumns) {
 TEST(Tables, NamesAreShownEscapedAndKeptWhole) {
   Table table({{"name", "name", false}});
   table.add({cell("x\n\x1b[31m")});
-  table.add({{"\xC2\x9B", nullptr}});  // whoever made the cell
+  table.add({{"\xC2\x9B", nullptr}});  // a cell that was not made by cell()
   EXPECT_EQ(table.text(false),
             "| name          |\n"
             "| ------------- |\n"
@@ -190,13 +190,14 @@ TEST(Console, ReproLinesSurviveAShell) {
   EXPECT_EQ(shell_quoted(""), "''");
   EXPECT_EQ(shell_quoted("$HOME"), "'$HOME'");
   EXPECT_EQ(shell_quoted("größe"), "'größe'");
-  // Bytes that a terminal would act on, or that are no text: in octal, so that a digit may follow.
+  // Bytes that a terminal would act on, or that are not text, are written in octal, so that a digit
+  // may follow.
   EXPECT_EQ(shell_quoted("a\x1b[31m"), "$'a\\033[31m'");
   EXPECT_EQ(shell_quoted("it's\\\n7"), "$'it\\'s\\\\\\0127'");
   EXPECT_EQ(shell_quoted("\xE2\x80\xAE\xFF"), "$'\\342\\200\\256\\377'");
 }
 
-// What bash makes of it is what it was: every byte but 0.
+// bash reads every byte but 0 back unchanged.
 TEST(Console, ReproLinesAreReadBackByBash) {
   if (std::system("command -v bash >/dev/null") != 0) GTEST_SKIP() << "no bash";
   std::string all;
@@ -266,7 +267,7 @@ TEST(Progress, TextHasShareRateAndRemainingTime) {
   EXPECT_THAT(progress_text(half(), 24), HasSubstr("[############............]"));
 }
 
-// A loader that is silent inside one item still says that it lives.
+// A loader that reports nothing within one item still shows that it is running.
 TEST(Progress, HeartbeatsGoOnWhileTheOperationIsSilent) {
   Written written;
   ProgressBar bar(written.style(false, false, 10));

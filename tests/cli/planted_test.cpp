@@ -1,4 +1,4 @@
-// verify finds what was planted in a checkpoint, says where, and exits 1.
+// verify finds faults planted in a checkpoint, names their place, and exits with 1.
 #include "checkpoint/checkpoint.h"
 #include "cli/run_tool.h"
 #include "support/attack.h"
@@ -10,8 +10,8 @@ namespace {
 
 using testing::HasSubstr;
 
-// The checkpoint is legal as a file; only the original knows that it is wrong. tests/verify has the
-// other faults.
+// The checkpoint is a legal file; only a comparison with the original detects the fault.
+// tests/verify has the other faults.
 ATTACK_TEST(kPlantedFaults, PlantedFaults, VerifyAgainstTheOriginalNamesThePlace) {
   const TempDir dir;
   BuilderOptions options{.format = SourceFormat::kFloat};
@@ -38,7 +38,7 @@ ATTACK_TEST(kPlantedFaults, PlantedFaults, VerifyAgainstTheOriginalNamesThePlace
   EXPECT_THAT(run.out,  // a row and a column
               testing::ContainsRegex(sound.tensor_name(layer, 3, "gate", "codes") +
                                      ".*\\([0-9]+, [0-9]+\\)"));
-  // The layer that nobody touched passes.
+  // The untouched layer passes.
   const nlohmann::json json = run_tool(joined({words("planted"), {"--json"}})).json();
   EXPECT_EQ(json["ok"], false);
   EXPECT_EQ(json["failed_layers"], 1);
@@ -46,7 +46,7 @@ ATTACK_TEST(kPlantedFaults, PlantedFaults, VerifyAgainstTheOriginalNamesThePlace
     EXPECT_TRUE(check["layer"] == layer || check["passed"] == true) << check;
 }
 
-// A tensor that no format has: every verb says which option decides, and takes it.
+// A tensor that no format has: every verb names the option that decides, and accepts it.
 ATTACK_TEST(kPlantedFaults, PlantedFindings, NameTheOptionThatDecides) {
   CheckpointBuilder planted({.model_type = "qwen3_moe", .format = SourceFormat::kFloat});
   planted.tensors()["model.layers.0.mlp.experts.output_scale"] = {
@@ -78,7 +78,8 @@ ATTACK_TEST(kPlantedFaults, PlantedFindings, NameTheOptionThatDecides) {
               HasSubstr("--gate-up-order: expected one of gate_first, up_first, interleaved"));
 }
 
-// An error that a finding causes names it, at the end of the line and by itself in JSON.
+// An error that a finding causes names the finding: at the end of the line, and as a separate field
+// in JSON.
 ATTACK_TEST(kPlantedFaults, PlantedFindings, AreNamedByTheErrorTheyCause) {
   CheckpointBuilder planted({.format = SourceFormat::kModelOpt});
   const int64_t layer = planted.layers().back();
@@ -94,8 +95,8 @@ ATTACK_TEST(kPlantedFaults, PlantedFindings, AreNamedByTheErrorTheyCause) {
   EXPECT_EQ(run.json()["error"]["finding"], "block_scale_nan");
 }
 
-// A broken checkpoint is what inspect is for: its findings come first, whatever else cannot be said
-// of it.
+// inspect exists for broken checkpoints: it reports their findings first, even if nothing else can
+// be reported.
 ATTACK_TEST(kPlantedFaults, Inspect, BrokenCheckpointsAreReportedByTheirFindings) {
   const std::tuple<Plant, SourceFormat, const char*> cases[] = {
       {Plant::kMissingExpert, SourceFormat::kModelOpt, "missing_expert"},
@@ -150,8 +151,8 @@ ATTACK_TEST(kHostileFiles, Inspect, SizesThatTheFilesDoNotHaveArePlannedForByNob
   EXPECT_EQ(run_tool({"inspect", dir.file("model"), "--quiet"}).exit_code, 1);
 }
 
-// Without the original nothing is known of the weights' and input scales' values, and the output
-// says so.
+// Without the original the values of weights and input scales cannot be checked, and the output
+// reports that.
 TEST(Verify, NamesWhatItDidNotCheck) {
   const TempDir dir;
   ASSERT_OK(CheckpointBuilder({.format = SourceFormat::kModelOpt}).write(dir.file("sound")));

@@ -53,8 +53,8 @@ TEST(RankBatches, LoadTheRanksAsTheirRoutingSays) {
   EXPECT_EQ(busiest(draw(RankRouting::kHot, 1, 0)), 1) << "no token";
 }
 
-// The most popular expert of weights 1 / r has about twice the second's assignments; of distinct
-// draws a little less.
+// With weights 1 / r the most popular expert has about twice the second one's assignments, and a
+// little less with distinct draws.
 TEST(RankBatches, ZipfCrowdsSomeExperts) {
   std::map<int32_t, int64_t> counts;
   const ColdBatches zipf = draw(RankRouting::kZipf);
@@ -86,7 +86,7 @@ TEST(RankBatches, SlotsOfAnExpertTakeTurns) {
   RandomTokens& batch = cold.tokens.emplace_back();
   batch.tokens = 6;
   batch.ids = {0, 1, 0, 1, 0, 2, 0, 2, 0, 3, 0, 3};
-  // Under all_to_all each source rank begins at its own number.
+  // Under all_to_all each source rank begins with its own number.
   EXPECT_EQ(slots_of(batch, 2, placement, CombineBy::kAllToAll),
             (std::vector<int32_t>{0, 1, 2, 1, 2, 3, 4, 3, 4, 5, 0, 5}));
   EXPECT_EQ(slots_of(batch, 2, placement, CombineBy::kAllReduce),
@@ -97,7 +97,8 @@ TEST(RankBatches, SlotsOfAnExpertTakeTurns) {
   EXPECT_EQ(busiest_over_even(cold, 2, placement, CombineBy::kAllReduce), 3);
 }
 
-// Many rows of one expert, or the weights of many experts with few rows: whichever is more.
+// A rank's work is many rows of one expert, or the weights of many experts with few rows; the
+// larger one counts.
 TEST(RankBatches, TheBusiestRankIsTheOneWithMostToDo) {
   const Placement placement = *Placement::contiguous(8, 2);
   const auto busiest = [&](int64_t rows_of_expert_0, int32_t experts_of_rank_1) {

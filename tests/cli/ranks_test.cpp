@@ -18,7 +18,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-// The path of an NVFP4 checkpoint whose sizes `synthesize` takes from words.
+// The path of an NVFP4 checkpoint; `words` are synthesize's size arguments.
 std::string packed_in(const TempDir& dir, std::vector<std::string> words) {
   const std::string floats = dir.file("floats"), made = dir.file("packed");
   words.insert(words.begin(),
@@ -96,11 +96,12 @@ TEST(Ranks, VerifyUnderMpi) {
   EXPECT_THAT(other.err, HasSubstr("--ep: expected 2, the number of MPI ranks, got 3"));
 }
 
-// Bytes by hand, of 64 hidden values: a record of 32 codes, 4 scales, a row scale and a flag to 44,
-// then 2 slots and 2 weights to 60, then to a multiple of 16; a row of bf16.
+// The number of bytes, counted by hand, for 64 hidden values. A record has 32 codes, 4 scales, a
+// row scale and a flag: 44 with padding; then 2 slots and 2 weights: 60; then padding to a multiple
+// of 16. A row has bf16 values.
 constexpr int64_t kRankHidden = 64, kRankTopK = 2, kRecordBytes = 64, kRowBytes = 2 * kRankHidden;
 
-// A checkpoint whose bytes on the wire are counted by hand.
+// A small checkpoint for which the bytes on the wire are counted by hand.
 const std::string& narrow() {
   static const TempDir dir;
   static const std::string path =
@@ -165,7 +166,7 @@ TEST(Ranks, BenchTimesBothWaysBesideOneRank) {
   EXPECT_EQ(report["rounds"].size(), expected.size());
 }
 
-// Of 6 tokens each of 3 ranks has 2, and under hot routing all go to rank 0.
+// Each of 3 ranks has 2 of the 6 tokens. Under hot routing all go to rank 0.
 TEST(Ranks, BenchCountsTheBytesOfEachRank) {
   const ToolRun run = run_ok(bench_words(
       {"--ep", "3", "--tokens", "6", "--routing", "hot", "--activation-format", "nvfp4"}));
@@ -175,7 +176,7 @@ TEST(Ranks, BenchCountsTheBytesOfEachRank) {
       << to_all;
   EXPECT_EQ(to_all["combine"], nlohmann::json({4.0 * kRankTopK * kRowBytes, 0.0, 0.0})) << to_all;
   const nlohmann::json& reduce = report["timings"][3]["rank_sent_bytes"];
-  // Two shards of a third to the others, then its own sum to both.
+  // Two shards of a third each to the others, then its own sum to both.
   const double shards = 4.0 * 6 * kRankHidden / 3 * 4;
   EXPECT_EQ(reduce["combine"], nlohmann::json({shards, shards, shards})) << reduce;
   EXPECT_EQ(reduce["dispatch"], nlohmann::json({0.0, 0.0, 0.0}));
@@ -206,8 +207,8 @@ TEST(Ranks, BenchTakesListsAndShowsWhatIsRefused) {
   EXPECT_EQ(timed, 6);
 }
 
-// What rows go back between ranks says which slots the layer has taken, and so that the rank that
-// is said to be busiest is.
+// The rows sent back between ranks show which slots the layer has taken, and so whether the rank
+// reported as busiest is the busiest.
 TEST(Ranks, BenchBalancesTheLoadOfACell) {
   constexpr int kWorld = 3;
   constexpr int64_t kTokens = 6, kExperts = 9;
@@ -237,7 +238,7 @@ TEST(Ranks, BenchBalancesTheLoadOfACell) {
     const Placement& placement = at == 9 ? balanced : contiguous;
     double rows_back = 0;
     for (size_t batch = 2; batch < 5;
-         ++batch) {  // the three that are timed, behind two that are not
+         ++batch) {  // the three timed ones, after two that are not timed
       const auto slots =
           cli::slots_of(batches.tokens[batch], kRankTopK, placement, CombineBy::kAllToAll);
       for (size_t assignment = 0; assignment < slots.size(); ++assignment) {
@@ -292,7 +293,8 @@ TEST(Ranks, BenchSaysWhatItCannot) {
               HasSubstr("each rank uses the GPU with its number"));
 }
 
-// Own experts have the shared expert where all_reduce has it, and not where all_to_all does.
+// own_experts, the baseline of exchange_us, includes the shared expert as all_reduce does;
+// all_to_all does not. So only all_reduce has an exchange_us.
 TEST(Ranks, BenchTellsTheExchangeOfASharedExpertsLayerWhereItCan) {
   const TempDir dir;
   CheckpointBuilder builder({.model_type = "deepseek_v3", .layers = 1});

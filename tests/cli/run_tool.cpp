@@ -13,7 +13,7 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// Everything the child writes into a terminal whose other end is `descriptor`.
+// Everything the child writes to the terminal; `descriptor` is the terminal's other end.
 std::string drain(int descriptor) {
   std::string text;
   char bytes[4096];
@@ -103,7 +103,7 @@ ToolRun run_under_mpi(const std::vector<std::string>& arguments,
 #ifdef NVFP4_MOE_MPI_ADAPTER
   env.insert({"NVFP4_MOE_MPI", NVFP4_MOE_MPI_ADAPTER});
   const std::vector<std::string> rank = joined({{tool.empty() ? NVFP4_MOE_TOOL : tool}, arguments});
-  // Memory between the ranks, loopback between mpirun and them.
+  // Shared memory between the ranks, loopback between mpirun and the ranks.
   const std::vector<std::string> options = {
       "--allow-run-as-root", "--oversubscribe", "--bind-to",          "none", "--mca", "btl",
       "self,vader",          "--mca",           "oob_tcp_if_include", "lo",   "-n",    "1"};

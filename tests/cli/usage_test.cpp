@@ -60,7 +60,7 @@ TEST(ProgressLine, FitsItsColumns) {
   const std::string whole = cli::fitted_progress_text(long_progress(), 1000);
   EXPECT_THAT(whole, HasSubstr("[############............]"));
   EXPECT_THAT(whole, EndsWith("\xE6\x96\x87"));
-  // All of it is ASCII but two characters of three bytes and two columns each.
+  // All characters are ASCII except two, which take three bytes and two columns each.
   const int columns = static_cast<int>(whole.size()) - 2;
   EXPECT_EQ(cli::fitted_progress_text(long_progress(), columns), whole);
   for (int narrow = columns - 1; narrow >= 0; --narrow) {
@@ -69,12 +69,12 @@ TEST(ProgressLine, FitsItsColumns) {
     EXPECT_LE(text.size(), static_cast<size_t>(narrow) + (whole_text ? 2 : 1)) << text;
     EXPECT_TRUE(whole_text || text.ends_with(narrow > 1 ? ".." : narrow == 1 ? "." : "")) << text;
     EXPECT_TRUE(whole_text || text.find('[') == std::string::npos)
-        << text;  // the bar goes before any of the text
+        << text;  // the bar is dropped before any of the text
   }
   EXPECT_EQ(cli::fitted_progress_text(long_progress(), 20), "pack  50%  123/256..");
 }
 
-// Each redraw asks for the width anew, and never writes more than one line holds.
+// Each redraw queries the width again and never writes more than one line holds.
 TEST(ProgressLine, IsRedrawnWithinAWindowThatIsResized) {
   std::mutex mutex;
   std::vector<std::string> writes;

@@ -24,7 +24,7 @@ TEST(GatedActivation, IsWithinFourUlpsDownToTheLastGate) {
   }
 }
 
-// a is what fp32 makes of it: 1.702 as a double would be 6 ulps away at g = -50.
+// a is the fp32 number: 1.702 as a double would be 6 ulps away at g = -50.
 TEST(GatedActivation, AlphaIsAFloat) {
   const GatedActivation oai{Activation::kSwigluOai, 7.0f, 1.702f};
   for (const float g : {-50.0f, -3.0f, 0.5f, 6.0f}) {

@@ -207,7 +207,7 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
   }
 }
 
-// docs/explanation/numerics.md, section 2: what a layer would not use is refused.
+// docs/explanation/numerics.md, section 2: options that a layer would not use are refused.
 TEST(MoeConfig, OptionsThatNothingUsesAreRefused) {
   struct Rule {
     const char* option;

@@ -88,8 +88,8 @@ TEST_P(ExecutorTest, CallsFromSeveralThreadsAreSerialized) {
   for (const int64_t sum : sums) EXPECT_EQ(sum, 5000);
 }
 
-// Thrown by any thread that computes a range: it comes out of the call once no body runs, and the
-// pool goes on.
+// If any thread that computes a range throws, the exception leaves the call once no body runs, and
+// the pool stays usable.
 TEST_P(ExecutorTest, WhatABodyThrowsComesOutOnceAllHaveStopped) {
   const auto pool = make_thread_pool(GetParam());
   for (int call = 0; call < 200; ++call) {
@@ -119,7 +119,8 @@ TEST(Executor, UsesItsThreadsAndTheCaller) {
   std::mutex mutex;
   std::set<std::thread::id> seen;
   std::atomic<int> arrived{0};
-  // Two ranges that wait for each other can only end if two threads run them, the caller being one.
+  // Two ranges that wait for each other can only end if two threads run them; the caller is one of
+  // them.
   pool->parallel_for(2, 1, [&](int64_t, int64_t) {
     {
       const std::lock_guard lock(mutex);

@@ -213,7 +213,7 @@ TEST(FloatFormats, PackAndUnpackAllBytes) {
     EXPECT_EQ(is_valid_block_scale(b), byte <= 126);
     EXPECT_EQ(e2m1_to_float(b), e2m1_to_float(low_code(b)));
   }
-  // The even element lies in the low nibble: 1.0 is code 2, -6.0 is code 15.
+  // The even element is in the low nibble: 1.0 is code 2, -6.0 is code 15.
   EXPECT_EQ(pack_codes(e2m1_from_float(1.0f), e2m1_from_float(-6.0f)), 0xF2);
 }
 

@@ -41,7 +41,7 @@ ATTACK_TEST(kForks, Fork, ThePoolOfAParentThatIsBusyRunsInTheChild) {
   stop = true;
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(wrong, 0);
-  EXPECT_EQ(sum_of(*pool, 100), 4950);  // the parent's is as it was
+  EXPECT_EQ(sum_of(*pool, 100), 4950);  // the parent's is unchanged
 }
 
 ATTACK_TEST(kForks, Fork, TheNumberGrowsFromParentToChild) {
@@ -111,7 +111,7 @@ ATTACK_TEST(kForks, Fork, WhatTheForkingThreadHoldsItHoldsInTheChildToo) {
   }
 }
 
-// Threads that hold one mutex while they make and drop others, which takes the list that fork()
+// Threads that hold one mutex while they create and drop others, which locks the list that fork()
 // walks.
 ATTACK_TEST(kForks, Fork, EndsWhileMutexesComeAndGo) {
   ForkMutex outer;

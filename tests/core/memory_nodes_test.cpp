@@ -19,7 +19,7 @@ TEST(MemoryNodes, ListsAreLinuxs) {
     EXPECT_THAT(parse_node_list(wrong), IsEmpty()) << wrong;
 }
 
-// One node is a case of many: the kernel takes the policy and gives it back.
+// One node is enough for the test: the kernel accepts the policy and reports it.
 TEST(MemoryNodes, PagesAreInterleavedOverTheNodesOfThisHost) {
   if (memory_nodes().empty()) GTEST_SKIP() << "this host does not list its memory nodes";
   constexpr size_t kBytes = size_t{1} << 20;

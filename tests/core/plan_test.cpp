@@ -42,7 +42,7 @@ TEST(Arena, PlacesWhereItMeasured) {
   EXPECT_EQ(reinterpret_cast<std::byte*>(arena.take<float>("a", "", 10)), buffer->data());
   EXPECT_EQ(reinterpret_cast<std::byte*>(arena.take<int64_t>("b", "", 2)), buffer->data() + 256);
   EXPECT_EQ(arena.size_bytes(), 256u + 16);
-  Arena copy = arena;  // goes on from where the first one is, and leaves it there
+  Arena copy = arena;  // continues from the first one's position and does not move it
   EXPECT_EQ(copy.take<std::byte>("c", "", 1), buffer->data() + 512);
   EXPECT_EQ(arena.size_bytes(), 256u + 16);
   EXPECT_EQ(Arena().take<float>("a", "", 10), nullptr);

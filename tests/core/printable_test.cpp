@@ -47,7 +47,7 @@ TEST(Printable, EachClassThatIsNotTextIsEscaped) {
   };
   for (const Case& c : cases) {
     EXPECT_EQ(printable(c.text), c.escaped) << c.what;
-    EXPECT_EQ(printable(printable(c.text)), c.escaped) << c.what;  // twice is once
+    EXPECT_EQ(printable(printable(c.text)), c.escaped) << c.what;  // twice equals once
   }
 }
 

@@ -15,7 +15,8 @@ namespace {
 
 constexpr float kHuge = std::numeric_limits<float>::infinity();
 
-// Floats of all magnitudes that matter to e^x, and those around the places where a formula changes.
+// Floats of all magnitudes that matter to e^x, and those next to the points at which a formula
+// changes.
 std::vector<float> logits() {
   std::vector<float> x = {0.0f,  -0.0f,   1e-45f,  -1e-45f, 1e-20f, 88.7f,
                           89.1f, -103.9f, -104.1f, -207.9f, 3e38f,  -3e38f};

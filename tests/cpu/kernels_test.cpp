@@ -43,7 +43,7 @@ TEST(Kernels, TheBestOneRunsHereAndPortableIsLast) {
   RecordProperty("auto", best_kernels().backend_name);
 }
 
-// Whole layers of the case table: every byte of the output, whatever the instruction set.
+// Whole layers of the case table: every instruction set gives the same bytes.
 class InstructionSetLayer : public test::BackendTest {
  protected:
   void expect_portables_bits(ActivationFormat one, ActivationFormat other) {
@@ -53,7 +53,7 @@ class InstructionSetLayer : public test::BackendTest {
       if (spec.options.activation_format != one && spec.options.activation_format != other)
         continue;
       if (&backend() == &portable_backend && spec.options.hidden_size > 64)
-        continue;  // with itself
+        continue;  // not compared with itself
       SCOPED_TRACE(spec.name);
       const auto data = test::must(make_case(spec));
       test::CaseRun portable(portable_backend, *data), run(backend(), *data);
@@ -75,7 +75,7 @@ class InstructionSetLayer : public test::BackendTest {
 TEST_P(InstructionSetLayer, OfIntegerProductsHasPortablesBits) {
   expect_portables_bits(ActivationFormat::kNvfp4, ActivationFormat::kInt8Block);
 }
-// Products in bf16 are added up in another order by each.
+// Each instruction set adds products in bf16 in another order.
 TEST_P(InstructionSetLayer, OfProductsInFp32HasPortablesBits) {
   if (std::string_view(kernels().bf16.name).find("fp32") == std::string_view::npos)
     GTEST_SKIP() << backend().name << " multiplies in bf16 (" << kernels().bf16.name << ")";
@@ -110,7 +110,7 @@ TEST_P(InstructionSet, SwigluOfEveryMagnitudeIsWithinFourUlpBeforeItsRounding) {
       const double g = acc[i], exact = g / (1.0 + std::exp(-g));
       const double actual = bf16_to_float(out[i]);
       // 4 ulp of fp32 and half a bf16 step of the result, or of the smallest normal number. Below
-      // -88.7, where e^-g overflows, -0 stands for what is no larger than 3e-37.
+      // -88.7 e^-g overflows and -0 replaces results of at most 3e-37.
       const double relative = std::max(std::fabs(exact), 0x1p-126) * (4 * 0x1p-23 + 0x1p-8);
       const double bound = g < -88.7 ? 3e-37 : relative;
       ASSERT_LE(std::fabs(actual - exact), bound) << "g " << g;
@@ -134,8 +134,9 @@ TEST_P(InstructionSet, SwigluKeepsNan) {
   }
 }
 
-// relu2's epilogue against double over all binades: its one rounding to fp32, then bf16's. +0 for
-// everything that is not positive, NaN if it was, and the router weight after the square.
+// relu2's epilogue against double over all binades: one rounding to fp32, then one to bf16. The
+// result is +0 for everything that is not positive, NaN for NaN, and the router weight is applied
+// after the square.
 TEST_P(InstructionSet, Relu2OfEveryMagnitude) {
   std::vector<float> ups;
   for (int exponent = -149; exponent <= 127; ++exponent)
@@ -165,7 +166,7 @@ TEST_P(InstructionSet, Relu2OfEveryMagnitude) {
         continue;
       }
       const double exact = up > 0 ? 0.75 * up * up : 0.0;
-      if (up > 0x1p64 * 0.99) {  // the square lies beyond fp32, or next to its end
+      if (up > 0x1p64 * 0.99) {  // the square is beyond fp32, or close to its limit
         EXPECT_TRUE(std::isinf(actual) || up < 0x1p64) << "up " << up;
         continue;
       }

@@ -15,8 +15,8 @@
 namespace nvfp4_moe::internal::cpu {
 namespace {
 
-// Rows as the layer keeps them: at one distance, an odd multiple of 64 bytes, as many behind the
-// last as tiles read.
+// Rows in the layer's layout: the stride is an odd multiple of 64 bytes, and the last row is
+// followed by the rows that a tile may read past it.
 struct Rows {
   Rows(const Multiplication& multiplication, int64_t k, int64_t count)
       : bytes((chunks_of(k) * multiplication.chunk_bytes + 63) / 64 * 64 + 64),
@@ -24,7 +24,7 @@ struct Rows {
     for (int64_t i = 0; i < count; ++i) pointers.push_back(data.data() + i * bytes);
   }
   int64_t bytes;
-  std::vector<std::byte> data;  // NaNs where nothing is written
+  std::vector<std::byte> data;  // NaNs unless written
   std::vector<const std::byte*> pointers;
   std::byte* at(int64_t i) { return data.data() + i * bytes; }
 };
@@ -131,7 +131,7 @@ constexpr int64_t kSizes[] = {16, 32, 48, 64, 80, 128, 336, 1040, 2048};
 
 class Multiply : public test::KernelsTest {
  protected:
-  // portable's slow loop no longer changes behind so few.
+  // portable is slow, and its loop does nothing new for larger counts.
   bool too_many(int64_t count) const { return &kernels() == &kPortableKernels && count > 9; }
 };
 INSTANTIATE_TEST_SUITE_P(Cpu, Multiply, ::testing::ValuesIn(test::instruction_sets()),
@@ -167,8 +167,8 @@ TEST_P(Multiply, Int8BlockHasThePortableBitsForAnyNumberOfLines) {
   }
 }
 
-// Exact products added in one order: the instruction sets whose W4A16 and fp8 are fp32
-// multiply-adds (docs/explanation/cpu.md).
+// Exact products added in one order: these are the instruction sets that compute W4A16 and fp8 with
+// fp32 multiply-adds (docs/explanation/cpu.md).
 TEST_P(Multiply, InFp32HasThePortableBits) {
   if (std::string_view(kernels().bf16.name).find("fp32") == std::string_view::npos)
     GTEST_SKIP() << kernels().backend_name << " multiplies in bf16 (" << kernels().bf16.name << ")";
@@ -184,7 +184,7 @@ TEST_P(Multiply, InFp32HasThePortableBits) {
           ASSERT_TRUE(same(problem.bf16(kernels(), 0, count, same_bits),
                            problem.bf16(kPortableKernels, 0, count, same_bits)));
         for (const int shift :
-             {3, 7, 12})  // 3 holds the largest weight, 12 leaves many of them subnormal
+             {3, 7, 12})  // 3 is the largest weight, 12 makes many of them subnormal
           ASSERT_TRUE(same(problem.fp8(kernels(), count, shift),
                            problem.fp8(kPortableKernels, count, shift)));
       }
@@ -192,8 +192,7 @@ TEST_P(Multiply, InFp32HasThePortableBits) {
   }
 }
 
-// |err| <= (K/4 + 4) 2^-24 sum |p| (docs/explanation/numerics.md), for the sum as it leaves the
-// multiplication.
+// |err| <= (K/4 + 4) 2^-24 sum |p| (docs/explanation/numerics.md), for the sum before any epilogue.
 TEST_P(Multiply, W4A16IsWithinItsBoundForAnyNumberOfLines) {
   for (const int64_t k : kSizes) {
     for (const int64_t panels : {1, 2}) {

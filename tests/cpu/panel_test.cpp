@@ -19,7 +19,7 @@ struct Matrix {
   Nvfp4View view;
 };
 
-// Bytes that differ everywhere; rows `pad` bytes further apart than they are long.
+// Bytes that differ everywhere, with `pad` bytes between rows.
 Matrix make_matrix(int64_t rows, int64_t cols, int64_t pad) {
   Matrix matrix;
   const int64_t codes_stride = cols / 2 + pad, scales_stride = cols / 16 + pad;
@@ -95,15 +95,15 @@ TEST(Panel, RowsAndColumnsBeyondTheMatrixAreZero) {
 }
 
 #ifndef NVFP4_MOE_SANITIZED
-// Opening a layer under fp8 adds this measurement to the packing that every format has: it must not
-// be most of the time.
+// Opening a layer under fp8 measures weights in addition to the packing that every format has. The
+// measurement must not take most of the time.
 TEST(Panel, MeasuringFp8WeightsTakesLessThanPackingThem) {
   Matrix matrix = make_matrix(512, 2048, 0);
   for (uint8_t& scale : matrix.scales) scale = static_cast<uint8_t>(0x60 + scale % 0x1F);
   std::vector<uint8_t> packed(static_cast<size_t>(panel_bytes(2048)));
   const auto best_of = [](auto body) {
     std::clock_t best = std::numeric_limits<std::clock_t>::max();  // of processor time, which a
-                                                                   // busy machine leaves alone
+                                                                   // busy machine does not affect
     for (int i = 0; i < 9; ++i) {
       const std::clock_t start = std::clock();
       body();

@@ -19,8 +19,8 @@ namespace {
 constexpr DType kDTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 constexpr int64_t kRowSizes[] = {16, 48, 256, 272, 1040};
 
-// A row of `dtype`: elements within a few binades of each other, with zeros, ties and the smallest
-// numbers between.
+// A row of `dtype`: elements within a few binades of each other, mixed with zeros, ties and the
+// smallest numbers.
 struct Row {
   std::vector<std::byte> bytes;
   Row(DType dtype, int64_t k, std::mt19937& random) : bytes(static_cast<size_t>(4 * k)) {
@@ -53,7 +53,7 @@ std::vector<float> magnitudes(int64_t count, std::mt19937& random, int least, in
   return values;
 }
 
-// What was written by `kernels` is what portable wrote: run(kernels, out) fills out, `bytes` long.
+// `kernels` writes the same bytes as portable: run(kernels, out) fills out, `bytes` long.
 template <class Run>
 void expect_portables(const Kernels& kernels, int64_t bytes, const Run& run) {
   std::vector<std::byte> expected(static_cast<size_t>(bytes), std::byte{0xA5}), actual = expected;
@@ -93,7 +93,7 @@ TEST_P(RowsOf, QuantizersHavePortablesBits) {
       std::memcpy(out, all, sizeof all);
     };
     for (const bool compat : {false, true}) {
-      // The row's own scale, and scales that saturate blocks and that round their scales to 0.
+      // The row's own scale, scales that saturate blocks, and scales that round block scales to 0.
       for (const float factor : {1.0f, 0x1p-6f, 0x1p9f}) {
         const float scale = (compat ? 2688.0f / amax : dynamic_token_scale(amax)) * factor;
         expect_portables(kernels(), k / 2 + k / 16 + 64, [&](const Kernels& of, std::byte* out) {
@@ -136,7 +136,7 @@ TEST_P(RowsOf, ConversionsHavePortablesBits) {
   });
 }
 
-// All 65536 numbers of bf16 and of fp16 that are no NaN, through fp32.
+// All 65536 numbers of bf16 and of fp16 except NaNs, through fp32.
 TEST_P(RowsOf, EveryHalfHasPortablesBits) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     std::vector<uint16_t> halves;
@@ -206,7 +206,7 @@ TEST_P(RowsOf, EpiloguesHavePortablesBits) {
   }
 }
 
-// Where e^-x leaves fp32's range, and as far out as silu(g) u is a number at all.
+// Inputs for which e^-x leaves fp32's range, down to those for which silu(g) u underflows to 0.
 TEST_P(RowsOf, SiluHoldsFarBelowZero) {
   std::vector<float> gates;
   for (float g = -60; g > -190; g -= 0.173f) gates.push_back(g);

@@ -1,4 +1,4 @@
-// The layers that the cuda backend takes and declines, from device facts only, and the device
+// The layers that the cuda backend accepts and declines, from device facts only, and the device
 // string.
 #include "backend/backend.h"
 

@@ -16,8 +16,8 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// How many configurations an architecture has, by the format of activations: 0 if that one has no
-// table of its own.
+// An architecture's number of configurations by the format of activations; 0 if it has no table of
+// its own for that format.
 struct Architecture {
   const Backend* backend;
   int configs, bf16_configs, fp8_configs = 0;
@@ -34,8 +34,8 @@ constexpr std::array kNames = {"cuda", "sm90", "sm100", "sm120"};
 
 class Configurations : public testing::TestWithParam<int> {};
 
-// Cases that no configuration may split along K: there the order of every sum is fixed. Of every
-// size, format, routing and kind of data in the table.
+// Cases that no configuration may split along K, so that the order of every sum is fixed. They
+// cover every size, format, routing and kind of data in the table.
 TEST_P(Configurations, OfARunGiveTheSameBits) {
   constexpr int kPlain = static_cast<int>(cuda::plain::kConfigs.size());
   const Architecture all[] = {

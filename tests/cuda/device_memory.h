@@ -35,7 +35,7 @@ class OnDevice {
   size_t bytes_;
 };
 
-// A stream that waits for no other one.
+// A stream that does not synchronize with the default stream.
 class OwnStream {
  public:
   OwnStream() {

@@ -37,7 +37,8 @@ class CudaDevice : public BackendTest {
     spec.data = DataKind::kNormal;
     return spec;
   }
-  // The layer against the CPU's, which the reference judges; fast enough for real sizes.
+  // The layer against the CPU's, which is tested against the reference and fast enough for real
+  // sizes.
   void expect_agreement(const CaseData& data) {
     CaseRun expected(kCpuBackend, data), actual(backend(), data);
     ASSERT_TRUE(expected.ok() && actual.ok());
@@ -45,13 +46,13 @@ class CudaDevice : public BackendTest {
     EXPECT_EQ(beyond_limits(data, expected.run(data, pool.get()), actual.run(data)), "");
     EXPECT_EQ(actual.broken_guard(), -1);
   }
-  // route alone, against the reference's.
+  // Compares route, and no other step, with the reference's.
   void expect_routed_in_order(const Case& spec);
-  // Captured runs of every so manyth case.
+  // Captured runs of every `every`-th case.
   void expect_graphs_replay(int every);
 };
 
-// hidden, ids, router weights and what another seed gives; ids of the last tokens -1.
+// Replays with another seed's hidden, ids and router weights; ids of the last tokens are -1.
 void CudaDevice::expect_graphs_replay(int every) {
   int graphs = 0;
   for (const Case& spec : case_table()) {
@@ -94,7 +95,7 @@ void CudaDevice::expect_graphs_replay(int every) {
   EXPECT_GT(graphs, 40);
 }
 TEST_P(CudaDevice, CapturedGraphReplaysWithOtherContents) { expect_graphs_replay(4); }
-// For the emulator, where the others take a minute or two.
+// For the emulator, on which the other test takes a minute or two.
 TEST_P(CudaDevice, AFewCapturedGraphsReplayWithOtherContents) { expect_graphs_replay(20); }
 
 // The walk takes fewer kernels than there are steps: the same bits and counts as the steps one
@@ -114,9 +115,9 @@ TEST_P(CudaDevice, TheWalkGivesTheBitsOfItsSteps) {
   }
 }
 
-// What a run's first kernels read, the run before has only just written: a kernel that read the
-// batch too early would see what was there before. Pairs of runs, the first's out the second's
-// hidden, without a wait and with one after each.
+// A run's first kernels read what the run before has only just written: a kernel that read the
+// batch too early would see older values. Runs in pairs, the first's out being the second's hidden,
+// without a wait and with one after each.
 TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
   constexpr size_t kBatches = 8, kPairs = 64;
   for (const char* choice : {"w4a16/", "w4a4/", "fp8/", "w4a16_shared/"})
@@ -190,7 +191,7 @@ TEST_P(CudaDevice, TwoHundredRepeatsGiveTheSameBits) {
   }
 }
 
-// K of many stages, row tiles that are not full, small and large tiles of lines.
+// K of many stages, partial row tiles, small and large tiles of lines.
 TEST_P(CudaDevice, LargeShapesAgreeWithTheCpu) {
   for (const char* choice : {"w4a4/", "w4a16/"})
     for (int64_t tokens : {1, 7, 65, 300}) {
@@ -241,7 +242,7 @@ void CudaDevice::expect_routed_in_order(const Case& spec) {
 }
 
 // Every way of routing: one warp, one block, several, on both sides of their limits; masks of
-// experts that fit in shared memory and such that do not; ranges of experts.
+// experts that do and do not fit in shared memory; ranges of experts.
 TEST_P(CudaDevice, ManyChoicesAreRoutedInOrder) {
   struct Experts {
     int64_t count;
@@ -263,7 +264,7 @@ TEST_P(CudaDevice, ManyChoicesAreRoutedInOrder) {
       }
 }
 
-// Codes under a scale of 0 count for nothing and still come back.
+// Codes under a scale of 0 do not affect the output, and unpack returns them.
 TEST_P(CudaDevice, CodesUnderAScaleOfZeroComeBackAndCountForNothing) {
   auto data = must(make_case(shaped("w4a16/", 4, 2, 272, 144, 5)));
   CaseData silent = *data;

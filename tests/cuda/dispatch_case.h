@@ -1,4 +1,4 @@
-// Ranks with devices that each have a layer of all_to_all, and the check against one rank with all
+// Ranks with devices that each have an all_to_all layer, and the check against one rank with all
 // experts.
 #pragma once
 
@@ -22,7 +22,7 @@
 
 namespace nvfp4_moe::internal::test {
 
-// A rank of a test: its layer, the whole case's batch on its device, and where it runs.
+// A rank of a test: its layer, the whole case's batch on its device, its workspace and its stream.
 struct Rank {
   const CaseData& data;
   Exchange& exchange;
@@ -69,11 +69,12 @@ inline void on_devices(const CaseData& data, int world, const ExpertParallelOpti
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(),
-              cudaSuccess);  // the arrays are there: the rank's stream waits for no other one
+              cudaSuccess);  // the arrays must be ready: the rank's stream does not wait for other
+                             // streams
     Rank rank{data, exchange, **layer, batch, workspace, bytes, stream};
     body(rank);
     cudaStreamSynchronize(stream);
-    (void)exchange.barrier();  // broken where a test breaks it
+    (void)exchange.barrier();  // fails if a test breaks the exchange
     cudaStreamDestroy(stream);
   });
 }
@@ -84,7 +85,7 @@ class Replay {
   Replay(const Rank& rank, int64_t first, int64_t count)
       : rank_(rank), graph_(rank.stream, [&] { return rank.run(first, count); }) {}
   const Status& status() const { return graph_.status(); }
-  // With the contents of another case of the same sizes. fill: each byte of out before it.
+  // Runs on the contents of another case of the same sizes. fill: every byte of out before the run.
   std::vector<uint8_t> run(const CaseData& data, int fill = 0xFF) const {
     const auto copy = [](void* to, const auto& from) {
       EXPECT_EQ(cudaMemcpy(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice),
@@ -131,7 +132,7 @@ inline std::array<uint64_t, 11> counts(const RunStatus& s) {
           s.nonfinite_weights,   s.nonfinite_outputs};
 }
 
-// The part of `whole` that the tokens are.
+// The part of `whole` that belongs to these tokens.
 inline std::vector<uint8_t> part_of(const CaseData& data, const std::vector<uint8_t>& whole,
                                     int64_t first, int64_t count) {
   const size_t token = data.out_bytes() / static_cast<size_t>(data.spec.tokens);
@@ -151,7 +152,7 @@ Function of_double(const char* name) {
 inline void set_in_double(const char* name, long value) {
   of_double<void (*)(const char*, long)>("fake_nccl_set")(name, value);
 }
-// Bytes that all ranks have sent by NCCL's double since the last call.
+// Bytes that all ranks have sent through NCCL's double since the last call.
 inline int64_t sent_bytes() {
   std::istringstream log(of_double<const char* (*)()>("fake_nccl_log")());
   int64_t total = 0;
@@ -159,7 +160,7 @@ inline int64_t sent_bytes() {
     if (line.rfind("send ", 0) == 0) total += std::stoll(line.substr(5));
   return total;
 }
-// What they have to send, there and back.
+// The bytes that all ranks have to send, both ways.
 inline int64_t wire_bytes(const CaseData& data, const Placement& placement, int64_t capacity,
                           Tokens tokens) {
   const PacketFormat packet(data.config);
@@ -201,7 +202,7 @@ inline void check_bits(const CaseData& data, int world, const ExpertParallelOpti
       [&](Rank& rank) {
         const int me = rank.exchange.rank();
         const auto [first, count] = tokens_of(tokens, data.spec.tokens, me, world);
-        ASSERT_OK(rank.run(first, count));  // a second run is after what the first one left
+        ASSERT_OK(rank.run(first, count));  // a second run starts with the leftovers of the first
         ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
         ASSERT_EQ(cudaMemset(rank.batch.out.data(), 0xFF, data.out_bytes()), cudaSuccess);
         ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -247,8 +248,7 @@ inline Case dispatch_spec(int64_t tokens, Routing routing, ActivationFormat form
 inline constexpr ActivationFormat kNvfp4 = ActivationFormat::kNvfp4,
                                   kBf16 = ActivationFormat::kBf16, kFp8 = ActivationFormat::kFp8;
 
-// What else a layer may be: each of them changes what is on the wire, or what is done on the source
-// rank.
+// Other kinds of layers. Each changes the bytes on the wire or the work on the source rank.
 inline std::vector<std::pair<const char*, Case>> choices_of_a_layer() {
   const auto with = [](ActivationFormat format, const std::function<void(Case&)>& change) {
     Case spec = dispatch_spec(6, Routing::kUniform, format, 16);
@@ -296,7 +296,7 @@ inline bool runs_here(ActivationFormat format) {
       .ok();
 }
 
-// Few tokens, and yet every format: on an emulator each run takes its time.
+// Few tokens, but every format: on an emulator every run takes time.
 struct NineTokens {
   ActivationFormat format;
   Routing routing;
@@ -314,7 +314,7 @@ inline void check_nine_tokens(int world, std::initializer_list<NineTokens> cases
   }
 }
 
-// A world of so many ranks.
+// The parameter is the number of ranks.
 class DispatchTest : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
@@ -322,7 +322,7 @@ class DispatchTest : public testing::TestWithParam<int> {
   }
 };
 
-// The same, of ranks whose devices reach each other's memory.
+// The same for ranks whose devices can access each other's memory.
 class PeersTest : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {

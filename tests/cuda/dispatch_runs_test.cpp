@@ -25,7 +25,7 @@ std::string too_many(int64_t tokens, int64_t expert_rank, int64_t capacity, int 
          (runs == 1 ? " run" : " runs") + " since status was last asked for";
 }
 
-// What the C interface says of the last runs, where it fails.
+// The C interface's error for the last runs; empty after a success.
 std::string status_in_c(const Rank& rank) {
   nvfp4_moe_layer layer;
   layer.layer.reset(&rank.layer);
@@ -37,8 +37,8 @@ std::string status_in_c(const Rank& rank) {
   return code == NVFP4_MOE_STATUS_OK ? "" : nvfp4_moe_last_error();
 }
 
-// One graph for any routing; where it does not fit, every rank has NaN and an error, and the next
-// replay goes on.
+// One graph serves any routing. If a routing does not fit, every rank has NaN and an error, and the
+// next replay succeeds.
 TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
   const int world = GetParam();
   constexpr int64_t kTokens = 6;
@@ -49,11 +49,11 @@ TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
   };
   const CaseData uniform = of(Routing::kUniform, 1), partly = of(Routing::kPartlyNone, 1),
                  hot = of(Routing::kOneExpert, 1);
-  // The layer's weights and factors of the shared expert follow from the seed alone.
+  // The layer's weights and factors of the shared expert follow from the seed only.
   const OneRank uniform_one(uniform), partly_one(partly), hot_one(hot);
   ExpertParallelOptions options = with_capacity(kTokens);
   on_devices(uniform, world, options, [&](Rank& rank) {
-    ASSERT_OK(rank.run(0, kTokens));  // what a first call loads, no graph can
+    ASSERT_OK(rank.run(0, kTokens));  // a graph cannot load what a first call loads
     rank.out();
     ASSERT_OK(rank.exchange.barrier());
     const Replay replay(rank, 0, kTokens);
@@ -71,7 +71,7 @@ TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
     ASSERT_OK(rank.run(0, 1));
     rank.out();
     ASSERT_OK(rank.exchange.barrier());
-    // Rank 0 alone has more for one rank than fits; that rank's message says so to all.
+    // Only rank 0 has more for one rank than fits; its message reports that to all.
     const int64_t count = rank.exchange.rank() == 0 ? kTokens : 2;
     const Replay replay(rank, 0, count);
     ASSERT_OK(replay.status());
@@ -89,7 +89,7 @@ TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
     EXPECT_EQ(rank.status().status().message(), too_many(kTokens, of_expert, 5, 2));
     replay.run(hot);
     EXPECT_EQ(status_in_c(rank), too_many(kTokens, of_expert, 5, 1));
-    // what has been said is said once; the run itself counts its NaN
+    // an error is reported once; the NaN are counted by the run itself
     const auto again = rank.status();
     ASSERT_OK(again);
     EXPECT_EQ(again->nonfinite_outputs, static_cast<uint64_t>(count * 64));
@@ -133,7 +133,8 @@ TEST_P(CudaDispatchRuns, WhatDoesNotGoIsNamedOnEveryRank) {
       ASSERT_OK(rank.run(0, 4));
       EXPECT_EQ(difference_of(data, one.out, rank.out()), "") << "after what did not go";
       ASSERT_OK(rank.exchange.barrier());
-      // A rank that leaves ends the run on the others; what NCCL says ends all later ones.
+      // A rank that leaves ends the current run on the others. An error from NCCL ends all later
+      // ones.
       if (mine) {
         rank.exchange.device()->abort(Status(Code::kIo, "nccl: a cable was pulled"));
         rank.exchange.abort(Status(Code::kIo, "killed"));
@@ -145,8 +146,8 @@ TEST_P(CudaDispatchRuns, WhatDoesNotGoIsNamedOnEveryRank) {
   }
 }
 
-// Packets are checked before they are used: one that no rank can have sent gives NaN and an error,
-// and no run's memory is left.
+// Packets are checked before they are used: a packet that no rank can have sent gives NaN and an
+// error, and no access leaves the run's memory.
 TEST_P(CudaDispatchRuns, PacketsThatAreNobodysAreReported) {
   if (!emulated()) GTEST_SKIP() << "NCCL itself spoils no message";
   const CaseData data = made(dispatch_spec(3, Routing::kUniform, kNvfp4));
@@ -173,9 +174,9 @@ TEST_P(CudaDispatchRuns, PacketsThatAreNobodysAreReported) {
   });
 }
 
-// As ReceivedPackets of tests/exchange has it on hosts: a token's rows may change, memory that is
-// not the run's never does (the emulator checks each access), and a slot, a row's place or a header
-// that no rank sends is reported.
+// The device version of tests/exchange's ReceivedPackets. Altered messages may change a token's
+// rows, but never memory outside the run (the emulator checks each access). A slot, row position or
+// header that no rank sends is reported.
 ATTACK_TEST_P(kReceivedPackets, CudaDispatchRuns, AnyNumberInAnyPlaceOfAMessageIsHarmless) {
   const int world = GetParam();
   if (!emulated() || world != 2)
@@ -218,14 +219,14 @@ ATTACK_TEST_P(kReceivedPackets, CudaDispatchRuns, AnyNumberInAnyPlaceOfAMessageI
   }
 }
 
-// What watches over NCCL asks how far streams are, from a thread of its own: no capture may end by
-// that, and streams may be gone.
+// NCCL's watch polls the progress of streams from its own thread. That must not invalidate a
+// capture, and streams may already be destroyed.
 TEST_P(CudaDispatchRuns, WhatIsDoneToAStreamRightBehindARunIsLeftAlone) {
   const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
   on_devices(data, GetParam(), {}, [&](Rank& rank) {
     for (const auto mode : {cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeGlobal}) {
       if (mode == cudaStreamCaptureModeGlobal && GetParam() > 1)
-        continue;  // it forbids other ranks' threads too much
+        continue;  // it forbids too many calls of other ranks' threads
       ASSERT_OK(rank.run(0, 2));
       const auto wait = [] {
         std::this_thread::sleep_for(

@@ -30,7 +30,7 @@ TEST_P(CudaDispatch, OneToManyTokensOfEveryRouting) {
           Routing::kPartlyNone, Routing::kAllNone, Routing::kBadIds}) {
       constexpr std::array kFormats = {kNvfp4, kBf16, kFp8};
       const ActivationFormat format = kFormats[turn++ % kFormats.size()];
-      // An emulator is done with one large batch in the time of many small ones.
+      // An emulator runs one large batch in the time of many small ones.
       if (!runs_here(format) || (emulated() && tokens > (routing == Routing::kZipf ? 1100 : 33)))
         continue;
       SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " +
@@ -65,7 +65,7 @@ TEST_P(CudaDispatch, AnyPlacementNowAndOnceRearranged) {
     load[static_cast<size_t>(data.id(at / 2, at % 2))] += static_cast<uint64_t>(world);
   on_devices(data, world, {}, [&](Rank& rank) {
     ASSERT_OK(ranks_of(rank.layer).rearrange(round_robin(8, world), source_of(data)));
-    ASSERT_OK(rank.run(0, 8));  // every rank brings all tokens
+    ASSERT_OK(rank.run(0, 8));  // every rank passes all tokens
     EXPECT_EQ(difference_of(data, one.out, rank.out()), "");
     const auto counted = must(ranks_of(rank.layer).expert_load());
     EXPECT_EQ(*counted, load);

@@ -39,7 +39,7 @@ class ExpertKinds : public BackendTest {
     spec.options.expert_biases = biases;
     return spec;
   }
-  // A layer whose products are all 0, so that g, u and gemm2's rows are nothing but biases.
+  // A layer with only zero products, so that g, u and gemm2's rows are just the biases.
   static CaseData biases_alone(Activation activation, ActivationFormat format, int64_t hidden,
                                int64_t intermediate, int64_t tokens) {
     Case spec = spec_of(activation, true, format, tokens);
@@ -50,7 +50,7 @@ class ExpertKinds : public BackendTest {
     for (size_t e = 0; e < data.experts.size(); ++e) {
       ExpertBuffers& expert = data.experts[e];
       std::fill(expert.down.codes.begin(), expert.down.codes.end(), uint8_t{0});
-      // No two channels and no two experts alike.
+      // All channels and all experts differ.
       for (std::vector<float>* bias : {&expert.gate_bias, &expert.up_bias, &expert.down_bias})
         for (size_t i = 0; i < bias->size(); ++i)
           (*bias)[i] += static_cast<float>(i % 97 + 1 + 100 * e) / 256;
@@ -86,7 +86,7 @@ class ExpertKinds : public BackendTest {
   }
 };
 
-// Of both shapes one GEMM has a K that is long enough for split tiles, and no dimension is a
+// In each of the two shapes one GEMM has a K long enough for split tiles, and no dimension is a
 // multiple of a tile.
 TEST_P(ExpertKinds, BiasesStandAloneWhereProductsAreZero) {
   for (const Activation activation : {Activation::kSwigluOai, Activation::kRelu2})
@@ -106,7 +106,7 @@ TEST_P(ExpertKinds, BiasesStandAloneWhereProductsAreZero) {
       }
 }
 
-// Random layers of ragged shapes, whose tiles are split, against the host.
+// Random layers of ragged shapes with split tiles, against the host.
 TEST_P(ExpertKinds, AgreeWithTheHost) {
   for (const auto& [activation, biases] :
        {std::pair{Activation::kSwigluOai, true}, std::pair{Activation::kRelu2, false}})
@@ -115,7 +115,7 @@ TEST_P(ExpertKinds, AgreeWithTheHost) {
         SCOPED_TRACE(testing::Message() << to_string(activation) << " " << to_string(format) << " "
                                         << tokens << " tokens");
         Case spec = spec_of(activation, biases, format, tokens);
-        spec.options.shared_intermediate_size = 96;  // which has no biases
+        spec.options.shared_intermediate_size = 96;  // it has no biases
         spec.data = DataKind::kNan;
         const auto data = must(make_case(spec));
         CaseRun own(backend(), *data), parts(backend(), *data), host(kCpuBackend, *data);

@@ -16,7 +16,7 @@ namespace nvfp4_moe::internal::test {
 namespace {
 
 constexpr int64_t kRows = 133,
-                  kCols = 208;  // a ragged count of blocks of threads and of swizzle tiles
+                  kCols = 208;  // not a multiple of thread blocks or of swizzle tiles
 constexpr size_t kCodes = kRows * kCols / 2, kScales = kRows * kCols / 16;
 
 std::vector<uint32_t> bits(const std::vector<float>& values) {
@@ -110,7 +110,7 @@ TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
   }
 }
 
-// Where the host refuses or flags a number, the device's scale is NaN.
+// If the host refuses or flags a number, the device's scale is NaN.
 TEST_F(CApiOnGpu, NonFiniteNumbersGiveNanScales) {
   std::vector<float> x = normal(kRows * kCols, 4);
   x[5 * kCols + 7] = std::numeric_limits<float>::infinity();
@@ -187,8 +187,8 @@ TEST_F(CApiOnGpu, SwizzlesTheHostsBytesAndBack) {
   EXPECT_EQ(back.back(), linear);
 }
 
-// What a captured swizzle reads and writes is found out when the graph is replayed, not when it is
-// captured.
+// The arrays that a captured swizzle reads and writes are determined when the graph is replayed,
+// not when it is captured.
 TEST_F(CApiOnGpu, SwizzlesInAGraphThatReplaysWithOtherContents) {
   constexpr int64_t kMatrices = 2, kScaleCols = 13;
   const auto bytes = static_cast<size_t>(nvfp4_moe_swizzled_bytes(kRows, kScaleCols));

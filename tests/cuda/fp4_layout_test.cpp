@@ -15,7 +15,7 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// Every code of a group of 16 rows x 64 k in one place, and every scale.
+// Every code of a group of 16 rows x 64 k has exactly one place, and so has every scale.
 TEST(Fp4Tile, ALaneHasEachCodeOnce) {
   std::set<std::pair<int, int>> seen;
   for (int lane = 0; lane < 32; ++lane)
@@ -69,7 +69,7 @@ TEST(Fp4Operand, OffsetsCoverTheRow) {
   }
 }
 
-// ---- a model of mma.m16n8k64 with block scales, by the tables of the PTX manual
+// ---- a model of mma.m16n8k64 with block scales, after the tables of the PTX manual
 
 struct Lane {
   std::array<uint32_t, 4> a;
@@ -101,8 +101,8 @@ std::array<std::array<double, 8>, 16> model_mma(const std::array<Lane, 32>& lane
   return d;
 }
 
-// Weights packed by the tile's offsets, activations by the operand's, fed to the instruction as the
-// mainloop does: the products of the two matrices.
+// Weights are packed at the tile's offsets, activations at the operand's, and fed to the
+// instruction as the mainloop does. The results are the products of the two matrices.
 TEST(Fp4Tile, TheInstructionMultipliesWhatWasPacked) {
   constexpr int kRows = 128, kTokens = 8, kK = 128;
   Random random(7);
@@ -154,7 +154,7 @@ TEST(Fp4Tile, TheInstructionMultipliesWhatWasPacked) {
               word(tile.data() + cuda::lane_offset(group, half, l) + i * 4);
         lane.scales_a =
             word(tile.data() + sm120::scale_word_offset(group, half, sm120::scale_row(l)));
-        // What ldmatrix gives: 16 bytes of a row to four lanes.
+        // The result of ldmatrix: 16 bytes of a row for four lanes.
         const uint8_t* const row = rows.data() + l / 4 * cuda::fp4_row_bytes(kK);
         for (int i = 0; i < 2; ++i)
           lane.b[static_cast<size_t>(i)] = word(row + half * 32 + i * 16 + l % 4 * 4);

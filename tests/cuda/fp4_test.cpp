@@ -1,5 +1,5 @@
-// The backends with FP4 tensor cores, B200's and RTX Blackwell's, beyond the case table, whose
-// layers are small.
+// The backends with FP4 tensor cores, B200's and RTX Blackwell's, on larger layers than those of
+// the case table.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -25,22 +25,22 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// What the tests know of a backend, whose configurations are types of their own.
+// A backend's properties for these tests; each backend has its own type of configuration.
 struct Architecture {
   const Backend* backend;
   const char* name;
   int capability, other;  // of the chip itself and of its family's other one: 120 for 12.0
-  const char* expected;   // in the reason that another device is told
+  const char* expected;   // part of the error for another device
   const char* gemm;       // of nvfp4 activations, in a plan
   const char* bf16_gemm;  // of bf16 activations
   int configs;
   int (*routed)(const MoeConfig& config, const ExpertRange& range, int64_t tokens);
   int (*shared)(int64_t tokens);
   int64_t (*tile_n)(int config);
-  int bf16_configs;  // under bf16 activations, where the kernels are its own; 0: the plain ones
+  int bf16_configs;  // under bf16 activations, if the kernels are its own; 0: the plain ones
   int (*bf16_routed)(const MoeConfig& config, const ExpertRange& range, int64_t tokens);
-  // Of a GEMM's narrowest (index 0) configuration, whose one tile of rows is cut along K on so many
-  // ctas.
+  // Whether a GEMM's narrowest configuration (index 0), with one tile of rows, is cut along K into
+  // this many ctas.
   bool (*splits)(int64_t weight_rows, int64_t k, int ctas);
   int64_t hidden;  // of ragged layers: long enough that some tiles of every configuration are split
                    // on 6 or 8 ctas
@@ -133,7 +133,7 @@ TEST_P(Fp4Backend, TakesItsArchitectureAloneAndGoesBeforeCuda) {
   }
 }
 
-// plan is pure. nvfp4 goes to FP4 products, whose operands are a quarter as long as bf16's.
+// plan is pure. nvfp4 uses FP4 products; their operands are a quarter as long as bf16's.
 TEST_P(Fp4Backend, PlansWithoutADevice) {
   for (const Case& spec : case_table()) {
     SCOPED_TRACE(spec.name);
@@ -184,7 +184,7 @@ class Fp4Layer : public Fp4Backend {
     const std::string reason = why_not_here(*of_.backend);
     if (!reason.empty()) GTEST_SKIP() << of_.name << ": " << reason;
   }
-  // Of activations for which the backend has kernels of its own.
+  // Activation formats for which the backend has its own kernels.
   std::vector<ActivationFormat> formats() const {
     if (of_.bf16_configs == 0) return {ActivationFormat::kNvfp4};
     return {ActivationFormat::kNvfp4, ActivationFormat::kBf16};
@@ -196,7 +196,7 @@ class Fp4Layer : public Fp4Backend {
   }
 };
 
-// K is no multiple of a tile or a k-block, and long enough that tiles are split.
+// K is not a multiple of a tile or a k-block, and is long enough that tiles are split.
 TEST_P(Fp4Layer, EveryConfigurationAgreesWithThePlainKernels) {
   for (ActivationFormat format : formats()) {
     const bool fp4 = format == ActivationFormat::kNvfp4;
@@ -216,8 +216,8 @@ TEST_P(Fp4Layer, EveryConfigurationAgreesWithThePlainKernels) {
   }
 }
 
-// Sizes for which both GEMMs split tiles on this very device: the second one finds the counters as
-// the first one left them.
+// Sizes for which both GEMMs split tiles on this device: the second one reuses the counters that
+// the first one left.
 TEST_P(Fp4Layer, BothGemmsOfARunSplitTheirTiles) {
   const auto facts = must(device_facts("cuda:0"));
   const auto splits = [&](int64_t rows, int64_t k) {
@@ -237,8 +237,8 @@ TEST_P(Fp4Layer, BothGemmsOfARunSplitTheirTiles) {
   expect_agrees_with_plain(*of_.backend, *data);
 }
 
-// Many tiles of few rows: where multiprocessors are few, a cta goes through its stages and its
-// halves of tensor memory several times.
+// Many tiles of few rows: on a device with few multiprocessors, a cta goes through its stages and
+// its halves of tensor memory several times.
 TEST_P(Fp4Layer, NarrowTilesFollowEachOther) {
   for (ActivationFormat format : formats()) {
     Case spec = Fp4Layer::spec({2, 1, 2, Routing::kOneExpert}, format);
@@ -279,8 +279,8 @@ TEST_P(Fp4Layer, BatchInvariantBitsInEveryConfiguration) {
 }
 
 // Operands for which every partial sum is exact in fp32, in any order and however wide the tensor
-// core adds: the bits are the reference's. Every output element has a value of its own, so that
-// none can stand for another.
+// core adds: the bits are the reference's. Every output element differs from every other, so that
+// swapped elements are detected.
 TEST_P(Fp4Layer, ExactSumsHaveTheReferencesBits) {
   for (const int64_t cols : {int64_t{1040}, int64_t{2048}})
     for (const int64_t tokens : {int64_t{1}, int64_t{9}, int64_t{40}, int64_t{150}}) {
@@ -292,8 +292,8 @@ TEST_P(Fp4Layer, ExactSumsHaveTheReferencesBits) {
         codes.push_back(static_cast<uint8_t>(random.below(256)));
       for (int64_t i = 0; i < kRows * cols / 16; ++i)
         scales.push_back(static_cast<uint8_t>(0x38 + 8 * random.below(2)));
-      // Each block has a 6, or twice that, so that its scale is a power of two and every code is
-      // what stands here.
+      // The largest element of each block is 6 or twice that, so that its scale is a power of two
+      // and every code is exactly the value given here.
       std::vector<uint16_t> x;
       for (int64_t i = 0, power = 1; i < tokens * cols; ++i) {
         if (i % 16 == 0) power = 1 + static_cast<int64_t>(random.below(2));

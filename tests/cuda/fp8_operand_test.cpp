@@ -24,7 +24,7 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-// Offset in its row of element k.
+// The offset of element k in its row.
 int64_t fp8_offset(int64_t k) {
   return fp8_vec8_offset(k / 8) + k % 8 / 4 * kFp8SecondWord + k % 4;
 }
@@ -47,7 +47,7 @@ TEST(Fp8Operand, OrderOfBytes) {
   }
 }
 
-// The plain GEMMs' configurations, and one whose rows come by TMA, as of an architecture that
+// The plain GEMMs' configurations, and one with rows loaded by TMA, for an architecture that
 // multiplies E4M3.
 constexpr std::array<GemmConfig, 1> kTmaConfigs = {{{"tma", 64, true, true, false, 0}}};
 int only(const MoeConfig&, const ExpertRange&, int64_t) { return 0; }
@@ -102,7 +102,7 @@ class Fp8OperandRows : public testing::Test {
     Batch batch;
   };
 
-  // Row `row` of an operand against the codes of a row of the reference.
+  // Compares row `row` of an operand with the codes of a row of the reference.
   static void expect_row(const std::vector<uint8_t>& operand, int64_t row,
                          const ActivationBuffers& expected, int64_t source, int64_t k) {
     const int64_t row_bytes = fp8_row_bytes(k);
@@ -157,7 +157,7 @@ TEST_F(Fp8OperandRows, OfTokensAndOfRows) {
       }
 }
 
-// A token's codes go to each of its rows, by a CTA or a warp a token.
+// A token's codes are copied to each of its rows, with a CTA or a warp per token.
 TEST_F(Fp8OperandRows, IntoExpertOrder) {
   for (const int64_t hidden : {48, 320})
     for (const QuantizeKernel kernel : {QuantizeKernel::kVec8Cta, QuantizeKernel::kVec8Warp}) {

@@ -1,4 +1,4 @@
-// The packed tiles for products of E4M3 on a host.
+// The packed tiles for products of E4M3, on a host.
 #include "backend/sm90/fp8_tile.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,8 @@ TEST(Fp8Tile, EveryWordComesBack) {
   for (int bit = 0; bit < 32; ++bit) ASSERT_EQ(std::popcount(pack_fp8_word(1u << bit)), 1);
 }
 
-// Of every matrix that can be: a shift, and the scales up to the largest that has it.
+// Each (scale, shift) that a matrix can have: the shift that its largest scale sets, with all
+// scales up to that one.
 template <class Body>
 void for_each_scale(const Body& body) {
   for (int largest = 0; largest < 0x7F; ++largest) {
@@ -45,7 +46,7 @@ TEST(Fp8Tile, ScalesComeBackWhateverTheShift) {
   });
 }
 
-// As Fp8Products::dequantize does it, PRMT by hand.
+// Fp8Products::dequantize with PRMT computed by hand.
 std::array<uint8_t, 8> picked(const std::array<uint8_t, 8>& magnitudes, uint32_t word) {
   std::array<uint8_t, 8> bytes{};
   for (int i = 0; i < 8; ++i) {
@@ -73,7 +74,7 @@ TEST(Fp8Tile, PicksAreTheWeights) {
   });
 }
 
-// Lanes' scales fill the part of a tile that codes leave, without gap or overlap.
+// Lanes' scales fill the part of a tile that has no codes, without gap or overlap.
 TEST(Fp8Tile, ScalesCoverTheirPart) {
   std::set<int> starts;
   for (int group = 0; group < cuda::kGroups; ++group)

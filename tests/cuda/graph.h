@@ -10,8 +10,8 @@ namespace nvfp4_moe::internal::test {
 
 class Graph {
  public:
-  // Of what `enqueue` puts into the stream: a callable that gives a Status. What a first call
-  // loads, no graph can; it has run before.
+  // Captures the work that `enqueue`, a callable that returns a Status, puts into the stream. Run
+  // `enqueue` once before: a capture cannot load what a first call loads.
   template <class Enqueue>
   Graph(cudaStream_t stream, const Enqueue& enqueue,
         cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal)
@@ -29,9 +29,9 @@ class Graph {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  // Of what was captured.
+  // The Status of `enqueue` during the capture.
   const Status& status() const { return status_; }
-  // In the stream that it was captured from; waits for nothing.
+  // Launches in the stream of the capture, without waiting.
   void launch() const { EXPECT_EQ(cudaGraphLaunch(executable_, stream_), cudaSuccess); }
 
  private:

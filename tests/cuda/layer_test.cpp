@@ -183,7 +183,7 @@ TEST_F(CudaLayer, RefusesFormatsOfHostsByName) {
       << layer.status().message();
 }
 
-// Every GPU multiplies fp8 by one of its backends, and says how many weights it rounded.
+// Every GPU multiplies fp8 with one of its backends and reports how many weights it rounded.
 TEST_F(CudaLayer, RunsFp8) {
   const auto data = must(make_case(cases_named("fp8_shared_ep/").front()));
   const auto layer = must(MoeLayer::open(data->config, source_of(*data), on_device(*data)));

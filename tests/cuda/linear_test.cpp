@@ -76,7 +76,7 @@ TEST_P(CudaLinear, AgreesWithTheCpuAndInAGraph) {
       const OnDevice<uint16_t> device_x(x);
       const OnDevice<uint8_t> device_out(out_bytes), workspace((*gpu)->workspace_bytes());
       ASSERT_CUDA(cudaMemset(workspace.data(), 0xFF, (*gpu)->workspace_bytes()));
-      ASSERT_CUDA(cudaDeviceSynchronize());  // the stream below waits for nobody else's
+      ASSERT_CUDA(cudaDeviceSynchronize());  // the stream below does not wait for any other
       batch.x = device_x.data();
       batch.out = device_out.data();
       const OwnStream stream;
@@ -97,8 +97,9 @@ TEST_P(CudaLinear, AgreesWithTheCpuAndInAGraph) {
       const std::vector<float> e = to_floats(expected, shape.out), a = to_floats(actual, shape.out);
       const Comparison comparison = compare(e.data(), a.data(), shape.tokens, shape.rows);
       EXPECT_EQ(comparison.nonfinite_mismatches, 0);
-      // The same products, sums of fp32 in another order, then one rounding: not an ulp of the
-      // output's type apart, and in fp32 not K 2^-24, of which signs that alternate leave the root.
+      // The same products, summed in fp32 in another order, then rounded once: less than an ulp of
+      // the output's type apart. In fp32 it is less than K 2^-24; with alternating signs the error
+      // grows with the root of K.
       EXPECT_LT(comparison.relative_l2, shape.out == DType::kF32   ? 1e-5
                                         : shape.out == DType::kF16 ? 0x1p-10
                                                                    : 0x1p-8);

@@ -1,7 +1,8 @@
 // Each allocation of device memory in turn fails: kOutOfMemory with sizes in its message, all
-// memory is freed, and the device remains usable. The linker redirects every cudaMalloc,
-// cudaMallocAsync and their frees of this executable to this file (room.cmake), so the memory need
-// not be filled.
+// memory is freed, and the device remains usable.
+//
+// The linker redirects every cudaMalloc, cudaMallocAsync and their frees of this executable to this
+// file (room.cmake), so the memory need not be filled.
 #include <cuda_runtime.h>
 
 #include <atomic>
@@ -62,15 +63,16 @@ namespace {
 class CudaMemory : public BackendTest {
  protected:
   // Runs the operation with its first allocation failing, then its second, and so on, until none is
-  // left to fail; then again with all from that one on. Returns how many there are.
+  // left to fail. Then repeats that with all later allocations failing too. Returns the number of
+  // allocations.
   static int64_t expect_out_of_memory(const std::function<Status()>& operation) {
     for (int i = 0; i < 2; ++i)
-      EXPECT_OK(operation());  // modules are loaded, and what is made once is made
+      EXPECT_OK(operation());  // modules are loaded and one-time allocations are made
     int64_t most = 0;
     for (const bool all : {false, true}) {
       for (int64_t at = 1;; ++at) {
         SCOPED_TRACE((all ? "all from " : "allocation ") + std::to_string(at));
-        // of this process: the device's free memory is everybody's
+        // of this process: the device's free memory depends on other processes too
         const int64_t live_before = live.load();
         asked = 0;
         fail_all = all;
@@ -80,7 +82,7 @@ class CudaMemory : public BackendTest {
         EXPECT_EQ(live.load(), live_before);
         EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
         EXPECT_EQ(cudaGetLastError(),
-                  cudaSuccess);  // nothing is left for the next caller to stumble over
+                  cudaSuccess);  // no error is left for the next caller
         if (asked.load() < at) {
           EXPECT_OK(status);
           most = at - 1;
@@ -131,7 +133,7 @@ ATTACK_TEST_P(kGpu, CudaMemory, OpenRunAndWarmUp) {
             6);
 }
 
-// A run asks for nothing: with every allocation failing it gives the same bits.
+// A run requests no memory: if every allocation fails, it still gives the same bits.
 ATTACK_TEST_P(kGpu, CudaMemory, RunAllocatesNothing) {
   const TinyLayer tiny(sizes());
   TinyBatch batch(tiny.options, 9);
@@ -154,7 +156,7 @@ ATTACK_TEST_P(kGpu, CudaMemory, RunAllocatesNothing) {
   EXPECT_TRUE(same_bits(expected, actual));
 }
 
-// Where the staging memory fails, the expert is as it was.
+// If the staging memory fails, the expert is unchanged.
 ATTACK_TEST_P(kGpu, CudaMemory, ReplaceAndUnpack) {
   const TinyLayer tiny(sizes());
   auto layer = must(MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()));

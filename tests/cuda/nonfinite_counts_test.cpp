@@ -1,5 +1,5 @@
-// Counts of non-finite weights and outputs on a GPU, for rows so wide that several CTAs share a
-// token or one CTA loops over it, and whose last part leaves threads without a channel. tests/layer
+// Counts of non-finite weights and outputs on a GPU. Rows are so wide that several CTAs share a
+// token or one CTA loops over it, and the last part leaves threads without a channel. tests/layer
 // defines the counts.
 
 #include <cmath>
@@ -36,7 +36,7 @@ class NonfiniteCountsOnADevice : public BackendTest {
     spec.shared_weights = true;
     return spec;
   }
-  // elements: by which out lies behind an address that is aligned.
+  // elements: out's offset, in elements, from an aligned address.
   static std::vector<uint8_t> run(CaseRun& layer, const CaseData& data, int64_t elements) {
     std::vector<uint8_t> out(data.out_bytes(), uint8_t{0xFF});
     Batch placed = layer.place(data.batch(out.data()));
@@ -85,7 +85,7 @@ class NonfiniteCountsOnADevice : public BackendTest {
     EXPECT_EQ(counts.nonfinite_weights, host.buffers().status->nonfinite_weights);
     EXPECT_EQ(counts.nonfinite_outputs, host.buffers().status->nonfinite_outputs);
 
-    // What is clean in the same memory counts nothing.
+    // A clean case in the same memory counts nothing.
     Case next = spec;
     next.data = DataKind::kNormal;
     run(whole, *make_case(next), elements);
@@ -113,7 +113,7 @@ TEST_P(NonfiniteCountsOnADevice, WidestRowsOfManyTokens) {
   expect_counts_of_all_outputs(300, 5136);
 }
 
-// So many that a CTA goes through all channels of a token.
+// With this many tokens a CTA goes through all channels of a token.
 TEST_P(NonfiniteCountsOnADevice, ThousandsOfTokens) {
   for (const DType out : {DType::kBf16, DType::kF16, DType::kF32})
     for (const RowFormat rows : {RowFormat::kFp32, RowFormat::kBf16}) {
@@ -123,7 +123,7 @@ TEST_P(NonfiniteCountsOnADevice, ThousandsOfTokens) {
     }
 }
 
-// Few enough for compute-sanitizer.
+// Small enough for compute-sanitizer.
 TEST_P(NonfiniteCountsOnADevice, AFewTokens) {
   expect_counts(spec_of(3, 528, 12, RouterWeight::kAfterDown, DType::kBf16, RowFormat::kFp32), 1);
   expect_counts(spec_of(70, 80, 2, RouterWeight::kBeforeDown, DType::kF16, RowFormat::kBf16), 0);

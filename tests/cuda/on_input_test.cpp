@@ -17,7 +17,7 @@ namespace {
 
 class OnInputOnADevice : public BackendTest {
  protected:
-  // What quantize and gemm1 do.
+  // Returns the kernels of quantize and gemm1.
   std::string expect_run_is_its_steps(int64_t tokens, ActivationFormat format, int64_t shared_size,
                                       DType dtype) {
     SCOPED_TRACE(testing::Message() << tokens << " tokens, " << to_string(format) << ", shared "
@@ -70,7 +70,7 @@ TEST_P(OnInputOnADevice, ARunIsItsSteps) {
   EXPECT_EQ(into_rows, &backend() == &kSm90Backend) << "rows by TMA beside a shared expert";
 }
 
-// Few enough for compute-sanitizer.
+// Small enough for compute-sanitizer.
 TEST_P(OnInputOnADevice, AFewTokens) {
   for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
     for (const int64_t shared_size : {0, 96})

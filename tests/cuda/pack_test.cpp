@@ -1,4 +1,4 @@
-// Packing experts whose arrays are on the layer's device.
+// Packing experts from arrays on the layer's device.
 #include <cuda_runtime.h>
 
 #include <chrono>
@@ -21,9 +21,9 @@ namespace nvfp4_moe::internal::test {
 namespace {
 
 constexpr int64_t kExperts = 3, kHidden = 272, kIntermediate = 144;
-constexpr int64_t kSlack = 5;  // bytes between rows on the device, so that nothing is aligned
+constexpr int64_t kSlack = 5;  // bytes between rows on the device, so that no row is aligned
 
-// The arrays of one expert on the device, rows kSlack further apart than they are long.
+// The arrays of one expert on the device, with kSlack bytes between rows.
 class DeviceExpert {
  public:
   explicit DeviceExpert(const ExpertSource& host) : source_(host) {
@@ -61,7 +61,7 @@ class DeviceExpert {
 
 class CudaPack : public BackendTest {
  protected:
-  // zero_every: so many blocks apart lies one of scale 0 that holds codes.
+  // zero_every: the distance between blocks with a scale of 0 but nonzero codes, in blocks.
   static CaseData case_with_zero_scales(size_t zero_every,
                                         ActivationFormat format = ActivationFormat::kBf16,
                                         Activation activation = Activation::kSwiglu) {
@@ -133,7 +133,7 @@ TEST_P(CudaPack, DeviceRowsGiveTheBytesOfHostRows) {
       ASSERT_EQ(device.tensor_scales[static_cast<size_t>(e)],
                 host.tensor_scales[static_cast<size_t>(e)]);
       ASSERT_EQ(device.fp8_weights_of(e), host.fp8_weights_of(e));
-      if (format == ActivationFormat::kFp8) {  // counted on the device from both; here on the host
+      if (format == ActivationFormat::kFp8) {  // the device counts for both; here the host counts
         const ExpertSource source = data.expert(e);
         const Fp8ExpertWeights counted = {measure_fp8_weights(source.gate),
                                           measure_fp8_weights(source.up),
@@ -170,7 +170,7 @@ TEST_P(CudaPack, RefusesInTheWordsOfTheHostAndWritesNothing) {
   for (const int value : {0x7F, 0x80, 0xFF}) {
     const auto byte = static_cast<uint8_t>(value);
     CaseData bad = good;
-    // The first one in the order of rows is named, of the first matrix that has any.
+    // The message names the first one in the order of rows, in the first matrix that has any.
     bad.experts[1].up.block_scales[50 * (kHidden / 16) + 7] = byte;
     bad.experts[1].up.block_scales[50 * (kHidden / 16) + 8] = 0x90;
     bad.experts[1].up.block_scales.back() = 0x7F;
@@ -191,7 +191,7 @@ TEST_P(CudaPack, RefusesInTheWordsOfTheHostAndWritesNothing) {
   EXPECT_EQ(bytes_of(weights), before);
 }
 
-// alpha has the shift's power of two, which must not round the tensor scale.
+// alpha includes the shift's power of two, which must not round the tensor scale.
 TEST_P(CudaPack, RefusesATensorScaleThatFp8WouldRound) {
   CaseData data = case_with_zero_scales(1000, ActivationFormat::kFp8);
   if (declines(backend(), data.config)) GTEST_SKIP() << backend().name << " declines fp8";
@@ -211,8 +211,7 @@ TEST_P(CudaPack, RefusesATensorScaleThatFp8WouldRound) {
   }
 }
 
-// The arrays are written in a stream of their own after a while, and are gone once open has
-// returned.
+// Another stream writes the arrays after a while, and they are freed once open has returned.
 TEST_P(CudaPack, WaitsForTheSourcesStream) {
   const CaseData data = case_with_zero_scales(1000);
   const OwnStream stream;
@@ -222,7 +221,7 @@ TEST_P(CudaPack, WaitsForTheSourcesStream) {
   for (int64_t e = 0; e < kExperts; ++e) {
     lent.push_back(std::make_unique<DeviceExpert>(data.expert(e)));
     right.push_back(std::make_unique<DeviceExpert>(data.expert(e)));
-    // What is there before the stream has come to it is refused.
+    // These bytes would be refused. The stream replaces them before the expert is packed.
     auto* const scales = const_cast<uint8_t*>(lent.back()->source().down.block_scales);
     ASSERT_EQ(cudaMemset(scales, 0xFF, kIntermediate / 16), cudaSuccess);
   }
@@ -258,8 +257,8 @@ TEST_P(CudaPack, WaitsForTheSourcesStream) {
   }
 }
 
-// A layer keeps its tiles and tensor scales, and no memory that packing needed. A replacement that
-// is refused leaves the expert as it was.
+// A layer keeps its tiles and tensor scales, and none of the memory that packing needed. A refused
+// replacement leaves the expert unchanged.
 TEST_P(CudaPack, KeepsNoStagingAndReplacesFromTheDevice) {
   const CaseData data = case_with_zero_scales(1000);
   const LayerSource source = source_of(data);

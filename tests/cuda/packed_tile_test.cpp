@@ -22,8 +22,8 @@ TEST(PackedTile, EveryHalfComesBack) {
   }
 }
 
-// e2m1 2^-126 in bf16, whatever stands in the other half: a word's halves do not disturb each
-// other.
+// A code is e2m1 2^-126 in bf16, for every value of the word's other half: the halves are
+// independent.
 TEST(PackedTile, PairsAreTheCodes) {
   for (uint32_t half = 0; half < 0x10000; ++half)
     for (uint32_t other : {0u, 0xFFFFu, half, half * 40503u & 0xFFFFu}) {

@@ -1,4 +1,4 @@
-// Ranks whose devices write into each other's memory: the waits of the others end if one fails.
+// Ranks whose devices write into each other's memory: if one fails, the waits of the others end.
 #include <cuda_runtime.h>
 
 #include <atomic>
@@ -18,20 +18,20 @@ class CudaPeersFailures : public PeersTest {};
 // The last rank's action while the others replay a graph.
 enum class LastRank { kDoesNotCome, kAborts, kIsStopped };
 
-// The others end by the device's own clock, or where it aborts at once; out is NaN, and every later
-// run says why. Where its own waits have been ended, it writes nothing to the others, and does not
-// say that it has.
+// The other ranks' waits end by the device's own clock, or at once if the last rank aborts. Their
+// out is NaN, and every later run reports why. A rank whose own waits were ended writes nothing to
+// the others and sets no flag for them.
 void replay_without_the_last(const CaseData& data, int world, CombineBy combine, LastRank last) {
   const bool aborts = last == LastRank::kAborts;
   const ExpertParallelOptions options = combined_by(combine);
-  // On the emulator kernels are translated first, while ranks wait in real time.
+  // The emulator first translates the kernels, while ranks wait in real time.
   if (combine == CombineBy::kAllToAll)
     check_bits(data, world, {}, Tokens::kEven, Between::kPeers);
   else
     check_reduce(data, *Placement::contiguous(data.spec.options.num_experts, world), 1,
                  Between::kPeers);
   std::atomic<int> ended{
-      0};  // ranks that write no more to the last one's memory, which goes when it leaves
+      0};  // ranks that no longer write to the last one's memory, which is freed when it leaves
   const auto waits_for_a_failure = [](Exchange& exchange, int polls) {
     Status said;
     for (int poll = 0; poll < polls && said.ok(); ++poll) {
@@ -67,7 +67,7 @@ void replay_without_the_last(const CaseData& data, int world, CombineBy combine,
           EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
           EXPECT_THAT(rank.status().status().message(), HasSubstr("stopped"));
         } else {
-          // It gets the failure too: at its next call, from the others.
+          // It receives the failure too, from the others, in its next call.
           EXPECT_THAT(waits_for_a_failure(exchange, 300).message(), HasSubstr(why));
         }
         while (ended < world - 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -100,8 +100,8 @@ TEST_P(CudaPeersFailures, WhatAStoppedRankHasLeftOutIsNotThere) {
   replay_without_the_last(made(large), GetParam(), CombineBy::kAllReduce, LastRank::kIsStopped);
 }
 
-// Who has done its runs may go: what they gave stays good on the others, and only a later one
-// fails.
+// A rank that has finished its runs may leave: its results stay valid on the others, and only a
+// later run fails.
 TEST_P(CudaPeersFailures, ARankThatLeavesSpoilsNothing) {
   const int world = GetParam();
   const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
@@ -169,7 +169,7 @@ TEST_P(CudaPeersFailures, WhatDoesNotGoIsNamedOnEveryRank) {
   });
 }
 
-// One rank waits for nobody.
+// A single rank has no other to wait for.
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeersFailures, testing::Values(2, 4),
                          testing::PrintToStringParamName());
 

@@ -1,4 +1,5 @@
-// Ranks whose devices write into each other's memory: the bits of one rank, and of the host's sum.
+// Ranks whose devices write into each other's memory give the bits of one rank, and of the host's
+// sum.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -19,7 +20,7 @@ namespace {
 
 class CudaPeers : public PeersTest {};
 
-// A capacity changes nothing: all tokens of one expert fit.
+// A capacity changes nothing, because all tokens of one expert fit.
 TEST_P(CudaPeers, AllToAllGivesTheBitsAndCountsOfOneRank) {
   check_nine_tokens(GetParam(),
                     {{kNvfp4, Routing::kBadIds, 0, 16, Tokens::kEven},
@@ -33,7 +34,7 @@ TEST_P(CudaPeers, AllToAllGivesTheBitsAndCountsOfOneRank) {
 
 TEST_P(CudaPeers, OneToManyTokensOfEveryRouting) {
   size_t turn = 0;
-  // On either side of 64: of a rank's own tokens, and of those of all.
+  // Both sides of 64: of a rank's own tokens, and of all ranks' tokens.
   for (const int64_t tokens : {1, 2, 33, 64, 130, 1100, 8192}) {
     for (const Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kOneExpert,
                                   Routing::kEmptyExperts, Routing::kPartlyNone, Routing::kBadIds}) {
@@ -68,7 +69,7 @@ TEST_P(CudaPeers, AllReduceIsTheSumInTheOrderOfTheRanks) {
   check_reduce(data, redundant(6, std::min(world, 3)), 2, Between::kPeers);
 }
 
-// Whatever the layer is.
+// Sums of every kind of layer.
 TEST_P(CudaPeers, SmallSumsOfAnyLayer) {
   const int world = GetParam();
   if (emulated() && world != 2) GTEST_SKIP() << "an emulator runs two ranks of it";
@@ -85,7 +86,7 @@ TEST_P(CudaPeers, SmallSumsOfAnyLayer) {
   check_reduce(many, even(many), 3, Between::kPeers);
 }
 
-// Every expert stands on two ranks. What a rank counts of the intermediate are its rows.
+// Every expert is on two ranks. A rank's counts of the intermediate are those of its rows.
 TEST_P(CudaPeers, RowsOfARedundantExpertAreDividedAmongItsRanks) {
   const int world = GetParam();
   if (world < 2) GTEST_SKIP() << "expected two ranks";
@@ -112,15 +113,15 @@ TEST_P(CudaPeers, RowsOfARedundantExpertAreDividedAmongItsRanks) {
   }
 }
 
-// More than a MiB of sums: shard by shard, of which three ranks have no equal number.
+// Sums above 1 MiB are added in shards, which are unequal with three ranks.
 TEST_P(CudaPeers, LargeSumsAreAddedInShards) {
   Case spec = spec_of(130, 2048, 16);
   spec.options.top_k = 1;
   check_reduce(made(spec), *Placement::contiguous(6, std::min(GetParam(), 3)), 2, Between::kPeers);
 }
 
-// Layers of one exchange that are unlike each other take turns, in graphs that were captured before
-// a larger one took more memory.
+// Different layers of one exchange run alternately, in graphs that were captured before a larger
+// layer took more memory.
 TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
   const int world = GetParam();
   const CaseData small = made(dispatch_spec(4, Routing::kUniform, kNvfp4, 16)),
@@ -141,7 +142,7 @@ TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
           const auto run = [&] {
             return layer.run(batch, workspace.data(), layer.workspace_bytes(), rank.stream);
           };
-          EXPECT_OK(run());  // what a first call loads, no graph can
+          EXPECT_OK(run());  // a graph cannot load what a first call loads
           EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
           EXPECT_OK(rank.exchange.barrier());
           return Graph(rank.stream, run);
@@ -174,10 +175,10 @@ TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
       Between::kPeers);
 }
 
-// A flag that is awaited is not taken from another layer's data. The weights of the layer that runs
-// before have the bits of the run's number, and one of them lies where a packet of the last rank
-// for the first one would have a flag after its bytes, as with these sizes it does for two and for
-// four ranks.
+// Data of another layer is not mistaken for the flag that a rank waits for. The weights of the
+// layer that runs before have the bits of the run's number. With these sizes, for two and for four
+// ranks, one of them is stored at the position of the flag that follows a packet from the last rank
+// to the first.
 TEST_P(CudaPeers, WhatAnotherLayerHasLeftIsNoFlag) {
   const int world = GetParam(), last = world - 1;
   if (world == 1) GTEST_SKIP() << "one rank writes its packets before it reads them";
@@ -200,7 +201,7 @@ TEST_P(CudaPeers, WhatAnotherLayerHasLeftIsNoFlag) {
                           rank.stream};
         const auto replay_of = [&](const Rank& of) {
           const auto run = [&of] { return of.run(0, 4); };
-          EXPECT_OK(run());  // what a first call loads, no graph can
+          EXPECT_OK(run());  // a graph cannot load what a first call loads
           EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
           EXPECT_OK(rank.exchange.barrier());
           return std::make_unique<Graph>(rank.stream, run);
@@ -210,7 +211,7 @@ TEST_P(CudaPeers, WhatAnotherLayerHasLeftIsNoFlag) {
         ASSERT_EQ(cudaMemcpy(&control, rank.exchange.peers()->link().wait.control, sizeof(control),
                              cudaMemcpyDeviceToHost),
                   cudaSuccess);
-        // of the run behind the next one
+        // of the run after the next one
         const auto number = static_cast<uint32_t>(control.dispatch_of_rows + 2);
         const std::vector<uint32_t> numbers(left.topk_weights.size(), number);
         ASSERT_EQ(cudaMemcpy(other_batch.weights.data(), numbers.data(),
@@ -231,7 +232,7 @@ TEST_P(CudaPeers, WhatAnotherLayerHasLeftIsNoFlag) {
       Between::kPeers);
 }
 
-// A graph has the addresses of the tables by which ids find their ranks.
+// A graph holds the addresses of the tables that map ids to ranks.
 TEST_P(CudaPeers, ACapturedRunGoesByTheNextPlacement) {
   const int world = GetParam();
   const CaseData data = made(dispatch_spec(8, Routing::kUniform, kNvfp4));
@@ -259,7 +260,7 @@ TEST_P(CudaPeers, ACapturedRunGoesByTheNextPlacement) {
   }
 }
 
-// Rounds are counted by ranks that wait for each other: a sum of nothing is none.
+// Only sums in which ranks wait for each other count as rounds: an empty sum does not.
 TEST_P(CudaPeers, ASumOfNoTokensIsNoRound) {
   const ExpertParallelOptions options = combined_by(CombineBy::kAllReduce);
   on_devices(

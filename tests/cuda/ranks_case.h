@@ -1,8 +1,8 @@
-// Layers over ranks on devices: batches there, and who the ranks' devices are.
+// Layers over ranks on devices: their batches and their devices.
 //
-// On the emulator of CUDA ranks are threads that share its one device, over NCCL's double
-// (tests/exchange/fake_nccl) or over each other's memory. On a machine with GPUs each rank has one
-// of its own.
+// On the emulator of CUDA, ranks are threads that share its one device, over NCCL's double
+// (tests/exchange/fake_nccl) or over each other's memory. On a machine with GPUs each rank has its
+// own GPU.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,7 +22,7 @@ namespace nvfp4_moe::internal::test {
 inline constexpr const char* kFakeNccl = NVFP4_MOE_FAKE_NCCL ".so";
 
 inline bool emulated() { return dlsym(RTLD_DEFAULT, "cudaMemcpy") != nullptr; }
-// GPUs from the first one on that a layer may lie on.
+// The number of usable GPUs, counted from cuda:0.
 inline int gpus() {
   int count = 0;
   while (device_facts("cuda:" + std::to_string(count)).ok()) ++count;
@@ -37,7 +37,7 @@ inline Status connect_devices(Exchange& exchange, Between between) {
   return use_nccl(exchange, device, emulated() ? kFakeNccl : "");
 }
 
-// Why a world of so many ranks, each with a device, is not to be had here; empty where it is.
+// Why this machine cannot run this many ranks with a device each; empty if it can.
 inline std::string why_no_world(int ranks, Between between = Between::kNccl) {
   const auto device = device_facts("cuda:0");
   if (!device.ok()) return device.status().message();
@@ -81,7 +81,7 @@ inline LayerOptions device_options(const CaseData& data) {
   return options;
 }
 
-// A rank's layer on its device. The exchange lives longer.
+// A rank's layer on its device. The exchange must outlive it.
 inline Result<std::unique_ptr<MoeLayer>> open_on_device(Exchange& exchange, const CaseData& data,
                                                         const ExpertParallelOptions& parallel) {
   LayerOptions options = device_options(data);

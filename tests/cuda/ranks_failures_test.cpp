@@ -1,5 +1,5 @@
-// Graphs of ranks whose link has failed: no replay's out is a number, whatever stale bytes are in
-// the receive buffers.
+// Graphs of ranks whose link has failed: every replay's out is NaN, even if stale bytes are in the
+// receive buffers.
 #include <cuda_runtime.h>
 
 #include <string>
@@ -17,7 +17,7 @@ class CudaRanksFailures : public testing::TestWithParam<Between> {
   }
 };
 
-// Inputs by turns, since what a replay leaves is right for a later one with the same input.
+// Alternates the inputs, since a replay's leftovers are right for a later one with the same input.
 void check_replays_after_a_failure(Between between, const ExpertParallelOptions& options, Case spec,
                                    int inputs) {
   std::vector<CaseData> cases;
@@ -62,8 +62,8 @@ TEST_P(CudaRanksFailures, EveryReplayOfASmallSumAfterAFailureIsNan) {
   check_replays_after_a_failure(GetParam(), options, dispatch_spec(6, Routing::kUniform, kBf16), 7);
 }
 
-// Whose last step over NCCL is no kernel of this library: the other ranks' shards come to where out
-// lies.
+// The last step over NCCL is not a kernel of this library: NCCL writes the other ranks' shards
+// directly into out.
 TEST_P(CudaRanksFailures, EveryReplayOfALargeSumAfterAFailureIsNan) {
   Case large = dispatch_spec(130, Routing::kUniform, kBf16);
   large.options.hidden_size = 2048;
@@ -80,7 +80,7 @@ TEST_P(CudaRanksFailures, EveryReplayOfAllToAllAfterAFailureIsNan) {
                                   dispatch_spec(6, Routing::kUniform, kNvfp4, shared), 7);
 }
 
-// More CTAs of combine than read the host's word themselves.
+// More CTAs of combine than those that read the host's word themselves.
 TEST_P(CudaRanksFailures, EveryReplayOfManyTokensAfterAFailureIsNan) {
   ExpertParallelOptions options = with_capacity(520);
   check_replays_after_a_failure(GetParam(), options, dispatch_spec(520, Routing::kUniform, kBf16),

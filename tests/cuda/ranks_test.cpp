@@ -28,7 +28,7 @@ TEST_F(CudaRanks, AllReduceIsTheSumInTheOrderOfTheRanks) {
   check_reduce(data, redundant(6, 3), 2);
 }
 
-// More than a MiB of sums: shard by shard, of which three ranks have no equal number.
+// Sums above 1 MiB are added in shards, which are unequal with three ranks.
 TEST_F(CudaRanks, LargeSumsAreAddedInShards) {
   Case spec = spec_of(130, 2048, 16);
   spec.options.top_k = 1;
@@ -54,7 +54,7 @@ TEST_F(CudaRanks, WhatADeviceDoesNotRunIsRefusedByNameOnEveryRank) {
   });
 }
 
-// A rank that cannot run says so before anything is enqueued, and the next run goes on.
+// A rank that cannot run reports that before anything is enqueued, and the next run succeeds.
 TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
   on_devices(made(spec_of(4, 64, 32)), 2, combined_by(CombineBy::kAllReduce), [](Rank& rank) {
     Batch wrong = rank.batch.spec;
@@ -64,7 +64,7 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
         "rank 1: hidden: expected a pointer, got null");
     const auto run = [&] { return rank.run(0, 4); };
     EXPECT_OK(run());
-    ASSERT_OK(rank.exchange.barrier());  // the other rank's sum is done
+    ASSERT_OK(rank.exchange.barrier());  // the other rank's sum has finished
     const Status mixed = rank.exchange.rank() == 0 ? Graph(rank.stream, run).status() : run();
     EXPECT_EQ(mixed.message(),
               "stream of rank 1: expected one that is captured, as on rank 0, got one that is not");
@@ -72,13 +72,13 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
     EXPECT_OK(run());
     ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
     ASSERT_OK(rank.exchange.barrier());
-    // Once NCCL has failed, every later run says why.
+    // After an error in NCCL, every later run reports it.
     rank.exchange.device()->abort(Status(Code::kIo, "nccl: a cable was pulled"));
     EXPECT_EQ(run().message(), "nccl: a cable was pulled");
   });
 }
 
-// NCCL itself, as far as there are GPUs: eagerly, and a world of one rank in a graph.
+// NCCL itself, as far as there are GPUs: eagerly, and in a graph for a world of one rank.
 class CudaRanksOverNccl : public testing::Test {
  protected:
   void SetUp() override {
@@ -107,7 +107,7 @@ TEST_F(CudaRanksOverNccl, ARunIsCapturedAndReplayed) {
   const CaseData data = made(spec_of(9, 64, 32));
   const std::vector<uint8_t> expected = expected_sum(data, *Placement::contiguous(6, 1));
   on_devices(data, 1, combined_by(CombineBy::kAllReduce), [&](Rank& rank) {
-    ASSERT_OK(rank.run(0, 9));  // what a first call loads, no graph can
+    ASSERT_OK(rank.run(0, 9));  // a graph cannot load what a first call loads
     rank.out();
     const Replay replay(rank, 0, 9);
     ASSERT_OK(replay.status());

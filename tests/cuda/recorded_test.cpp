@@ -31,7 +31,7 @@ namespace {
 
 class Recorded : public BackendTest {
  protected:
-  // The recording; null, and the test skipped, if there is none.
+  // The recording. Without one, null, and the test is skipped.
   Recording* recording() {
     Recording* const one = Recording::get();
     if (one == nullptr)
@@ -56,7 +56,7 @@ std::vector<uint8_t> bytes_of(const T* values, int64_t count) {
   return bytes;
 }
 
-// Every so many cases of the table, small ones.
+// Every step-th case of the table, unless it is empty or large.
 std::vector<Case> some_cases(size_t step, int64_t most_tokens) {
   std::vector<Case> some;
   const std::vector<Case>& all = case_table();
@@ -65,7 +65,7 @@ std::vector<Case> some_cases(size_t step, int64_t most_tokens) {
   return some;
 }
 
-// A case on a device, each step of which starts from the reference's arrays.
+// A case on a device. Each step starts from the reference's arrays.
 class StepsFromReference {
  public:
   StepsFromReference(const Backend& backend, const CaseData& data, int gemm_config = -1)
@@ -95,7 +95,7 @@ class StepsFromReference {
   std::vector<uint8_t> reference_out_, device_out_;
 };
 
-// Rows as the format stores them: the flag, then what a finite row has.
+// Rows in the format's layout: the flag, then the data of a finite row.
 std::vector<uint8_t> activations(const ActivationBuffers& from, const std::vector<int64_t>& rows,
                                  int64_t k, ActivationFormat format, size_t& row_bytes) {
   std::vector<uint8_t> all;
@@ -142,7 +142,7 @@ TEST_P(Recorded, PackedWeights) {
     CaseRun run(backend(), *data);
     ASSERT_TRUE(run.ok());
     const Buffer& packed = run.weights().bytes;
-    // The tiles: before them lie tensor scales, and memory up to an alignment that nobody writes.
+    // Only the tiles: before them are tensor scales, and alignment padding that is never written.
     const auto tiles =
         static_cast<size_t>(cuda::PackedLayout(data->config, spec.range).routed.offset);
     std::vector<uint8_t> bytes(backend().packed_bytes(data->config, spec.range) - tiles);
@@ -179,7 +179,7 @@ TEST_P(Recorded, StepsWhoseBitsAreFixed) {
     keep_status("status after route");
 
     pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.quantize(c)); });
-    std::vector<int64_t> tokens, all_rows;  // of tokens, those with a row
+    std::vector<int64_t> tokens, all_rows;  // tokens with at least one row
     for (int64_t row = 0; row < rows; ++row) {
       all_rows.push_back(row);
       const int64_t token = expected.routed.assignment_of_row[row] / options.top_k;
@@ -191,7 +191,7 @@ TEST_P(Recorded, StepsWhoseBitsAreFixed) {
     keep("hidden", hidden, row_bytes);
     keep_status("status after quantize");
 
-    // The device's gemm1 is not taken here: what comes after starts from the reference's.
+    // The device's gemm1 output is not used: the next step starts from the reference's.
     pair.step([](const LayerSteps& s, const StepContext& c) {
       EXPECT_OK(s.gemm1_swiglu(c, c.buffers.routed));
     });
@@ -223,8 +223,8 @@ TEST_P(Recorded, StepsWhoseBitsAreFixed) {
   }
 }
 
-// Values that any format holds: E2M1 codes times 1 or 2, in each block a 6 of these, so that
-// quantize finds the same codes.
+// Values that are exact in every format: E2M1 codes times 1 or 2. Each block has a 6 of these, so
+// that quantize finds the same codes.
 std::vector<uint16_t> exact_values(int64_t count) {
   Random random(static_cast<uint64_t>(count));
   std::vector<uint16_t> values;
@@ -237,8 +237,8 @@ std::vector<uint16_t> exact_values(int64_t count) {
   return values;
 }
 
-// A layer whose sums fp32 holds in every order: weights are any codes with block scales 1 or 2. sum
-// |p| is at most 12 x 12 x 1040 in steps of 1/4, below 2^20.
+// A layer with sums that are exact in fp32 in every order: weights are any codes with block scales
+// 1 or 2. sum |p| is at most 12 x 12 x 1040 in steps of 1/4, below 2^20.
 CaseData exact_case(ActivationFormat format) {
   Case spec = sized_case(4, 2, 1040, 720, 36);
   spec.name = std::string("exact_") + to_string(format);

@@ -1,5 +1,4 @@
-// The recorder itself, without a device: a recording agrees with the same results and with nothing
-// else.
+// The recorder itself, without a device: a recording matches the same results and nothing else.
 #include "support/recording.h"
 
 #include <gmock/gmock.h>
@@ -84,7 +83,7 @@ TEST(Recording, RoundingsAreAStepAway) {
   other[0] = 0x7FC0;
   EXPECT_THAT(reader->roundings("gemm1", kExpected, other), HasSubstr("element 0"));
   other[0] = kExpected[0];
-  other[1] = 0x3F7F;  // a step from what is expected, two from what was recorded
+  other[1] = 0x3F7F;  // one step from the expected value, two from the recorded one
   EXPECT_THAT(reader->roundings("gemm1", kExpected, other), HasSubstr("two steps"));
 }
 

@@ -13,8 +13,9 @@
 
 namespace nvfp4_moe::internal::test {
 
-// What the ranks' experts add, each rank's as a layer of its own, summed on the host in the order
-// of the ranks and rounded to out's dtype. The shared expert is rank 0's.
+// The sum that the ranks should compute: each rank's experts run as a separate layer, and the host
+// adds the results in the order of the ranks and rounds to out's dtype. Rank 0 has the shared
+// expert.
 inline std::vector<uint8_t> expected_sum(const CaseData& data, const Placement& placement) {
   std::vector<float> sums;
   for (int rank = 0; rank < placement.world(); ++rank) {

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kTokens = 9;
 
-// The experts of a layer by a seed, with biases if the options ask for them.
+// A layer's experts made from a seed, with biases if the options ask for them.
 struct Weights {
   TinyLayer tiny;
   std::vector<std::array<std::vector<float>, 3>> biases;  // (num_experts)
@@ -49,7 +49,7 @@ struct Weights {
     source.biases = {gate.data(), up.data(), down.data()};
     return source;
   }
-  // Takes one expert of others.
+  // Copies one expert of others.
   void take(int64_t e, Weights& other) {
     expert(e) = other.expert(e);
     if (e != kSharedExpert && !biases.empty())
@@ -66,8 +66,8 @@ struct Weights {
   }
 };
 
-// Every part of an expert is in one of them: codes, block scales, shifts, biases, a shared expert,
-// codes of blocks whose scale is 0.
+// Together these layers have every part of an expert: codes, block scales, shifts, biases, a shared
+// expert, codes of blocks with scale 0.
 std::vector<MoeOptions> kinds_of_layers() {
   MoeOptions options = tiny_options();
   options.hidden_size = 256;
@@ -144,14 +144,13 @@ struct Runner {
   size_t out_bytes() const { return host.out.size() * sizeof(float); }
 };
 
-// One thread, which waits for nothing: each replay has what was replaced before it, and nothing of
-// what comes after.
+// One thread that never waits: each replay sees the replacements before it and none after it.
 TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
   for (const MoeOptions& kind : kinds_of_layers()) {
     if (!takes(kind)) continue;
     SCOPED_TRACE(to_string(kind.activation_format));
     Weights now(kind, 7), other(kind, 8);
-    other.expert(0).gate.block_scales[5] = 0;  // its codes stay, though they multiply nothing
+    other.expert(0).gate.block_scales[5] = 0;  // its codes unpack, but multiply nothing
     for (int64_t e = 0; e < kind.num_experts;
          ++e) {  // other exponents: other shifts and tensor scales
       other.expert(e).up.tensor_scale = 0.31f;
@@ -174,7 +173,7 @@ TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
       ASSERT_CUDA(cudaMemcpyAsync(outs.data() + i * runner.out_bytes(), runner.placed.batch().out,
                                   runner.out_bytes(), cudaMemcpyDeviceToDevice, runner.stream));
       if (i == replaced.size()) break;
-      Weights lent = other;  // gone once the call has returned
+      Weights lent = other;  // freed once the call has returned
       ASSERT_OK(
           layer->replace_expert_on_stream(replaced[i], lent.source_of(replaced[i]), runner.stream));
       for (auto& array :
@@ -182,7 +181,7 @@ TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
         std::fill(array->begin(), array->end(), uint8_t{0x11});
       now.take(replaced[i], other);
     }
-    expect_unpacks(*layer, replaced.back(), other);  // which waits for the replacement
+    expect_unpacks(*layer, replaced.back(), other);  // waits for the replacement
     for (const int64_t e : replaced) expect_unpacks(*layer, e, other);
     runner.stream.synchronize();
     for (size_t i = 0; i < states.size(); ++i) {
@@ -198,8 +197,8 @@ TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
   }
 }
 
-// Threads: one runs or replays inputs in turn, the other replaces. 15,000 replays on a GPU, of all
-// kinds of layers together; 10 seconds of a kind at most.
+// Two threads: one runs or replays inputs in turn, the other replaces. 15,000 replays on a GPU,
+// over all kinds of layers; at most 10 seconds per kind.
 class CudaReplaceThreads : public CudaReplace {
  protected:
   void expect_no_mixtures(const MoeOptions& kind, bool replays) {
@@ -310,7 +309,7 @@ TEST_P(CudaReplace, OnAStreamRefusesBadScalesAndCapturedStreams) {
   expect_unpacks(*layer, 0, old);
 }
 
-// No lock is needed between a thread that captures and one that replaces on a stream.
+// A thread that captures and one that replaces on a stream need no lock.
 TEST_P(CudaReplace, OnAStreamDisturbsNoCaptureOfAnotherThread) {
   const MoeOptions kind = kinds_of_layers()[0];
   Weights old(kind, 7), other(kind, 8);
@@ -324,7 +323,7 @@ TEST_P(CudaReplace, OnAStreamDisturbsNoCaptureOfAnotherThread) {
       EXPECT_OK(layer->replace_expert_on_stream(0, weights.source_of(0), second));
     }).join();
   };
-  replace_in_a_thread(other);  // what a first call loads
+  replace_in_a_thread(other);  // a capture cannot load what a first call loads
   const Graph graph(
       runner.stream,
       [&] {
@@ -344,8 +343,7 @@ TEST_P(CudaReplace, OnAStreamDisturbsNoCaptureOfAnotherThread) {
   EXPECT_TRUE(same_bits(runner.host.out, expected(changed, batch)));
 }
 
-// Of two streams that nobody orders the later call is what stays: an expert is never put together
-// of two.
+// If nothing orders two streams, the later call's weights remain: an expert is never a mix of both.
 TEST_P(CudaReplace, ReplacementsOfTwoStreamsAreInTheOrderOfTheirCalls) {
   const MoeOptions kind = kinds_of_layers()[0];
   Weights old(kind, 7), other(kind, 8), last(kind, 9);

@@ -21,7 +21,7 @@ struct GemmShape {
   int64_t tokens, experts, hidden_size, padding;
 };
 
-// bf16 of many magnitudes; with special, also zeros of both signs, Inf and NaN.
+// bf16 of many magnitudes; if special, also zeros of both signs, Inf and NaN.
 std::vector<uint16_t> bf16s(int64_t count, uint64_t seed, bool special) {
   Random random(seed);
   std::vector<uint16_t> values(static_cast<size_t>(count));

@@ -14,7 +14,7 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-// A table of two configurations: a narrow one that gathers, and a wide one whose rows come by TMA.
+// A table of two configurations: a narrow one that gathers, and a wide one that loads rows by TMA.
 constexpr std::array<GemmConfig, 2> kConfigs = {{
     {"narrow", 8, true, false, true, 4096, -1, true},
     {"wide", 64, true, true, false, 65536},
@@ -62,7 +62,7 @@ TEST(RunPlan, SmallBatchesRouteAndQuantizeInOneKernel) {
   EXPECT_EQ(next.route.kernel, RouteKernel::kScatterByBits);
 }
 
-// A run that brings logits differs in nothing but the kernel before route.
+// With logits a run differs only in the kernel before route.
 TEST(RunPlan, ARunOfLogitsSelectsBeforeItRoutes) {
   for (int64_t tokens : {1, 40, 4000}) {
     RunPlan given = plan_of(options(), {.tokens = tokens}),
@@ -74,7 +74,7 @@ TEST(RunPlan, ARunOfLogitsSelectsBeforeItRoutes) {
   }
 }
 
-// A narrow configuration whose kernels hold a wide one, for a rank that gets many rows.
+// A narrow configuration with kernels that include a wide one, for a rank that gets many rows.
 TEST(RunPlan, KernelsHoldAWideConfigurationBesides) {
   static constexpr std::array<GemmConfig, 2> kBoth = {{
       {"narrow", 8, true, false, true, 4096, 1},
@@ -123,7 +123,7 @@ TEST(RunPlan, ScansWhereBitsDoNotFit) {
   EXPECT_EQ(kRouteSlice % plan.route.slice_parts, 0);
 }
 
-// What one step leaves is what the next one finds, over batches of all sizes, formats, types and
+// Each step's output is the next one's input, over batches of all sizes, formats, types and
 // alignments.
 TEST(RunPlan, NeighboursAgree) {
   for (const ActivationFormat format :
@@ -190,8 +190,8 @@ TEST(RunPlan, NamesTheFormatOfRows) {
   }
 }
 
-// Where a configuration can, under fp8 alone, as long as the rows that each CTA then reads whole
-// are short and few, and where no step is called by itself.
+// gemm2 requantizes under fp8 only, if the configuration can, as long as the rows that each CTA
+// then reads whole are short and few, and if no step is called by itself.
 TEST(RunPlan, Gemm2RequantizesSmallBatches) {
   const auto requantize_of = [](MoeOptions layer, RunFacts facts, int forced = -1) {
     return plan_of(layer, facts, forced).routed.requantize.kernel;
@@ -215,14 +215,14 @@ TEST(RunPlan, Gemm2RequantizesSmallBatches) {
   layer.activation_format = ActivationFormat::kFp8;
   layer.intermediate_size = 14336;
   EXPECT_EQ(requantize_of(layer, {.tokens = 1}), QuantizeKernel::kVec8Cta);
-  // The shared expert by itself: its rows are the tokens.
+  // The shared expert separately: its rows are the tokens.
   layer.shared_intermediate_size = 2048;
   EXPECT_EQ(plan_of(layer, {.tokens = 4}).shared.requantize.kernel, QuantizeKernel::kByGemm2);
   EXPECT_EQ(plan_of(layer, {.tokens = 5}).shared.requantize.kernel, QuantizeKernel::kVec8Cta);
 }
 
-// One decision in one place: another configuration moves route's tiles, the way rows are brought,
-// what quantize writes and what combine counts with it.
+// The configuration is chosen in one place. Another one changes route's tiles, the way rows are
+// loaded, the output of quantize, and combine's counts with it.
 TEST(RunPlan, AForcedConfigurationMovesEveryStep) {
   MoeOptions layer = options();
   layer.activation_format = ActivationFormat::kBf16;
@@ -253,9 +253,9 @@ TEST(RunPlan, BatchInvarianceNeverSplitsK) {
   EXPECT_EQ(plan.partial_bytes, 0);
 }
 
-// Hidden is multiplied by its router weight after route and before quantize: no kernel that would
-// read it earlier, or from the batch, is in the plan; and the shared expert's hidden is quantized
-// beside it.
+// Hidden is multiplied by its router weight after route and before quantize: the plan has no kernel
+// that would read it earlier or from the batch. The shared expert's hidden is quantized in the same
+// step.
 TEST(RunPlan, OnInputMakesItsRowsBeforehand) {
   for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
     for (const int64_t shared_size : {0, 512})
@@ -310,8 +310,9 @@ TEST(RunPlan, OfNoTokensEnqueuesRouteAlone) {
   EXPECT_EQ(plan.combine.counting_ctas, 0);
 }
 
-// Making one is arithmetic: it must not show beside the launches of a run, which take microseconds.
-// The best of many, so that another process's turn does not count.
+// Making a plan is arithmetic: compared with the launches of a run, which take microseconds, it
+// must be negligible. The best of many repeats is taken, so that another process's time slice does
+// not count.
 TEST(RunPlan, IsCheapToMake) {
   const MoeConfig config = *MoeConfig::make(options());
   const DeviceFacts device = hopper();

@@ -24,7 +24,7 @@ namespace {
 struct Router {
   RouterConfig config;
   DType dtype = DType::kF32;
-  int64_t padding = 0;  // elements between rows, and before the first
+  int64_t padding = 0;  // elements between rows, and before the first row
 };
 
 void store(float value, DType dtype, std::vector<uint8_t>& bytes, int64_t i) {
@@ -36,8 +36,8 @@ void store(float value, DType dtype, std::vector<uint8_t>& bytes, int64_t i) {
 
 int64_t stride_of(const Router& router) { return router.config.num_experts + router.padding; }
 
-// (T, E) of the router's type in rows stride_of apart, after `padding` elements: ties, both zeros,
-// and what is not finite.
+// (T, E) of the router's type, with stride_of elements from row to row, after `padding` elements:
+// ties, both zeros, and non-finite values.
 std::vector<uint8_t> logits_of(const Router& router, int64_t tokens, uint64_t seed) {
   const int64_t count = router.padding + tokens * stride_of(router);
   Random random(seed);
@@ -54,8 +54,8 @@ std::vector<uint8_t> logits_of(const Router& router, int64_t tokens, uint64_t se
 
 class SelectionOnADevice : public BackendTest {
  protected:
-  // Of a run of the case that selects by this router, and of one that is given what the host
-  // selects.
+  // Compares a run of the case that selects by this router with one that is given the host's
+  // selection.
   void expect_same_bits(Case spec, const Router& router, bool captured) {
     SCOPED_TRACE(testing::Message()
                  << spec.tokens << " tokens, " << router.config.num_experts << " experts, top "
@@ -72,7 +72,7 @@ class SelectionOnADevice : public BackendTest {
     std::vector<float> bias(static_cast<size_t>(experts));
     for (size_t e = 0; e < bias.size(); ++e) bias[e] = static_cast<float>(e * 7 % 16) / 16.0f;
 
-    // The arrays of the run that selects: ids that name no expert, until it writes others.
+    // The arrays of the run that selects: ids that name no expert, until the run writes others.
     std::vector<uint8_t> out(data->out_bytes());
     CaseData blank = *data;
     std::memset(blank.topk_ids.data(), 0x7E, blank.topk_ids.size());

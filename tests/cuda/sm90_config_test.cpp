@@ -1,4 +1,4 @@
-// The configurations of the Hopper backend: which one a batch gets, and that each has its kernels.
+// The configurations of the Hopper backend: the choice for a batch, and that each has its kernels.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// A rank with a part of the experts may get all assignments of a batch; a whole layer gets what the
-// host counts.
+// A rank with some of the experts may get all assignments of a batch; a whole layer gets the number
+// that the host counts.
 TEST(Sm90Backend, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
   MoeOptions options = case_table().front().options;
   options.num_experts = 384;
@@ -38,7 +38,7 @@ TEST(Sm90Backend, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
     EXPECT_EQ(config_of(384, 1024).tile_n, 64);
     const sm90::GemmConfig& wide = table->configs[sm90::kWideConfig];
     EXPECT_EQ(wide.tile_n, 128);
-    EXPECT_EQ(wide.min_n, 8);  // a cold expert's rows, beside a hot one's
+    EXPECT_EQ(wide.min_n, 8);  // a cold expert's rows, next to a hot one's
     MoeOptions without_gate = options;
     without_gate.activation = Activation::kRelu2;
     EXPECT_LT(table
@@ -55,8 +55,8 @@ TEST(Sm90Backend, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
   }
 }
 
-// The launcher finds a configuration's kernels by its index, and for each of them both GEMMs of one
-// kind of rows.
+// The launcher finds a configuration's kernels by its index. Each configuration has both GEMMs for
+// its kind of rows.
 TEST(Sm90Kernels, AreInTheOrderOfTheConfigurations) {
   for (size_t i = 0; i < sm90::kGemmConfigs.size(); ++i) {
     SCOPED_TRACE(sm90::kGemmConfigs[i].name);

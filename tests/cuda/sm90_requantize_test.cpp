@@ -1,4 +1,4 @@
-// A small batch's intermediate with fp8 on Hopper, which gemm2 converts to E4M3: the same bits as
+// A small batch's intermediate under fp8 on Hopper: gemm2 converts it to E4M3 with the same bits as
 // requantize.
 
 #include <cstring>
@@ -23,10 +23,10 @@ class Sm90Requantize : public testing::Test {
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
 };
-// The same of few and small layers.
+// The same with few and small layers.
 using Sm90SmallRequantize = Sm90Requantize;
 
-// K of gemm2 is no multiple of a k-block, and tiles of it are split.
+// K of gemm2 is not a multiple of a k-block, and its tiles are split.
 Case spec_of(int64_t tokens, int64_t experts = 16) {
   Case spec = ragged_case({experts, 2, tokens, Routing::kUniform}, ActivationFormat::kFp8);
   spec.options.hidden_size = 528;
@@ -41,7 +41,7 @@ std::string requantize_of(const CaseData& data, const CaseRun& run) {
   return "no such step";
 }
 
-// Returns what the run has counted. gemm_config: that of Limits.
+// Returns the run's counts. gemm_config: see Limits.
 RunStatus expect_bits_of_the_steps(const Case& spec, int gemm_config = -1) {
   const auto data = make_case(spec);
   EXPECT_OK(data);
@@ -81,8 +81,8 @@ TEST_F(Sm90Requantize, EveryNumberOfTokens) {
   }
 }
 
-// A row of 8208 elements takes several batches of reads, the last one of which is not full, and
-// whole tiles of it go round the pipeline eight times and more.
+// A row of 8208 elements takes several batches of reads, the last one partial, and whole tiles of
+// it wrap around the pipeline eight times or more.
 void expect_long_rows(std::initializer_list<int64_t> sizes) {
   for (const int64_t intermediate : sizes)
     for (const int config : {0, 1})
@@ -150,7 +150,8 @@ TEST_F(Sm90Requantize, EveryKindOfLayer) {
       c.options.activation_scale = ActivationScale::kStatic;
       c.options.intermediate_scale = IntermediateScale::kFixed;
     });
-    // Up to eight tokens the shared expert has such a gemm2 too, and counts beside the routed ones.
+    // Up to eight tokens the shared expert uses such a gemm2 too, and its counts are added to the
+    // routed ones.
     const RunStatus status = expect("a shared expert", tokens, [](Case& c) {
       c.options.shared_intermediate_size = 144;
       c.data = DataKind::kNan;

@@ -1,4 +1,4 @@
-// The Hopper backend beyond the case table, whose layers are small.
+// The Hopper backend on larger layers than those of the case table.
 
 #include <algorithm>
 #include <cmath>
@@ -51,8 +51,8 @@ TEST(Sm90Backend, PlansWithoutADevice) {
   }
 }
 
-// Every k-block of every output tile belongs to one work tile of one cta; split ones have partials
-// of their own, and whoever reduces the tile finds them.
+// Every k-block of every output tile belongs to one work tile of one cta. Split tiles have separate
+// partials, and the cta that reduces the tile finds them.
 TEST(Sm90Scheduler, EveryKBlockOnce) {
   for (int n_tiles : {0, 1, 2, 7, 8, 9, 50})
     for (int m_tiles : {1, 3, 8})
@@ -121,7 +121,7 @@ TEST(Sm90Scheduler, DividersDivide) {
   }
 }
 
-// As many tiles as full ones would be, none of them empty or too large, and no row left over.
+// The same number of tiles as with full ones, none empty or too large, and every row in a tile.
 TEST(Sm90Scheduler, EvenTilesHoldEveryRow) {
   for (int tile_n : {8, 16, 32, 64, 128})
     for (int rows = 1; rows < 5000; ++rows) {
@@ -141,7 +141,7 @@ class Sm90Layer : public testing::Test {
   static Case spec(const Ragged& ragged, ActivationFormat format) {
     return ragged_case(ragged, format);
   }
-  // The index in kGemmConfigs that the routed experts of a case get.
+  // The index in kGemmConfigs for the routed experts of a case.
   static size_t routed_config(const Case& spec, const MoeConfig& config) {
     const bool fp8 = spec.options.activation_format == ActivationFormat::kFp8;
     const sm90::ConfigTable& table = fp8 ? sm90::kFp8Table : sm90::kBf16Table;
@@ -151,8 +151,8 @@ class Sm90Layer : public testing::Test {
   static void expect_every_configuration_agrees(ActivationFormat format);
 };
 
-// Shapes that take each of a format's configurations. A test each, since these are the longest of a
-// GPU's.
+// Shapes that select each of a format's configurations. Each has its own test, since these take
+// longest on a GPU.
 void Sm90Layer::expect_every_configuration_agrees(ActivationFormat format) {
   std::set<size_t> configs;
   const auto expect = [&](const Ragged& ragged, int64_t local_experts) {
@@ -172,7 +172,7 @@ void Sm90Layer::expect_every_configuration_agrees(ActivationFormat format) {
         Ragged{4, 2, 180, Routing::kZipf}, Ragged{4, 2, 220, Routing::kUniform},
         Ragged{4, 2, 700, Routing::kUniform}, Ragged{4, 2, 300, Routing::kOneExpert}})
     expect(ragged, ragged.experts);
-  // Ranks with a part of the experts, whose first ones are crowded under zipf.
+  // Ranks that hold some of the experts; under zipf the first ones are crowded.
   for (const Ragged& ragged :
        {Ragged{64, 2, 70, Routing::kZipf}, Ragged{32, 4, 60, Routing::kZipf},
         Ragged{64, 4, 60, Routing::kZipf}, Ragged{16, 4, 200, Routing::kUniform},
@@ -191,8 +191,8 @@ TEST_F(Sm90Layer, EveryConfigurationAgreesWithThePlainKernelsUnderFp8) {
   expect_every_configuration_agrees(ActivationFormat::kFp8);
 }
 
-// The configurations whose rows TMA copies, with K no multiple of a box and long enough that tiles
-// are split, small enough for compute-sanitizer.
+// The configurations that copy rows by TMA. K is not a multiple of a box and long enough that tiles
+// are split; the layers are small enough for compute-sanitizer.
 using Sm90SmallLayer = Sm90Layer;
 TEST_F(Sm90SmallLayer, TmaRowsAgreeWithThePlainKernels) {
   for (int64_t tokens : {56, 110})
@@ -223,7 +223,7 @@ TEST_F(Sm90Layer, ARunIsItsSteps) {
            {DataKind::kNormal, DataKind::kSaturating, DataKind::kTiny, DataKind::kNan})
         expect_run_is_its_steps(kSm90Backend, tokens, scale, values);
 }
-// Few enough for compute-sanitizer.
+// Small enough for compute-sanitizer.
 TEST_F(Sm90SmallLayer, ARunIsItsSteps) {
   expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan);
   expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan,
@@ -233,7 +233,7 @@ TEST_F(Sm90SmallLayer, ARunIsItsSteps) {
   expect_run_is_its_steps(kSm90Backend, 36, IntermediateScale::kFixed, DataKind::kNormal);
 }
 
-// Assignments for which a cta of route and quantize has more threads than a token does.
+// With these assignments a cta of route and quantize has more threads than a token.
 TEST_F(Sm90SmallLayer, ManyAssignmentsOfOneCta) {
   for (ActivationFormat format :
        {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
@@ -247,7 +247,8 @@ TEST_F(Sm90SmallLayer, ManyAssignmentsOfOneCta) {
   }
 }
 
-// So many that a warp quantizes a token, and that hidden goes to the rows as it is quantized.
+// With this many tokens a warp quantizes each token, and hidden is copied to the rows as it is
+// quantized.
 TEST_F(Sm90SmallLayer, ManyTokensAreQuantizedByWarps) {
   for (DataKind values : {DataKind::kNormal, DataKind::kNan}) {
     Case spec = Sm90Layer::spec({64, 2, 2200, Routing::kPartlyNone}, ActivationFormat::kNvfp4);
@@ -270,8 +271,7 @@ TEST_F(Sm90SmallLayer, ManyTokensAreQuantizedByWarps) {
   }
 }
 
-// Where a kernel of its own takes hidden to the rows, and gemm1 reports nonfinite rows for the
-// count.
+// A separate kernel copies hidden to the rows, and gemm1 reports nonfinite rows for the count.
 TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
   for (DType dtype : {DType::kBf16, DType::kF32}) {
     Case spec = Sm90Layer::spec({64, 2, 2200, Routing::kUniform}, ActivationFormat::kBf16);
@@ -335,8 +335,8 @@ TEST_F(Sm90Layer, BatchInvariantBitsInEveryConfiguration) {
   }
 }
 
-// Accumulators stand 2^19 below their values until the epilogue: far below 1 they are subnormal
-// there, and still count.
+// Accumulators are 2^19 times below their values until the epilogue. Values far below 1 are
+// subnormal there, and still count.
 TEST_F(Sm90Layer, TinyIntermediatesCount) {
   Case spec = Sm90Layer::spec({4, 2, 14, Routing::kUniform}, ActivationFormat::kBf16);
   spec.options.router_weight = RouterWeight::kBeforeDown;

@@ -30,8 +30,8 @@ class Sm90WideTiles : public testing::Test {
   }
 };
 
-// A batch that gives each local expert of a rank so many rows, which lie apart; a few tokens more
-// are another rank's.
+// A batch that gives each local expert of a rank this many rows, from tokens that are far apart. A
+// few more tokens belong to another rank.
 CaseData batch_with_rows(Case spec, const std::vector<int64_t>& rows) {
   constexpr int64_t kStep = 7;
   const auto experts = static_cast<int64_t>(rows.size());
@@ -52,7 +52,7 @@ CaseData batch_with_rows(Case spec, const std::vector<int64_t>& rows) {
   return *data;
 }
 
-// What route has listed, from the mirror of a run's workspace.
+// The tiles that route has listed, from the mirror of a run's workspace.
 struct ListedTiles {
   std::vector<cuda::RowTile> tiles;
   int32_t wide = 0;
@@ -73,9 +73,9 @@ struct ListedTiles {
   }
 };
 
-// A run of a narrow configuration that may take the wide one, on experts with so many rows: its
-// outputs, and that the list is of the kind that the sum of rows asks for, with each row in one
-// tile, the widest first where they are wide.
+// Runs a narrow configuration that may use the wide one, on experts with these row counts. Checks
+// the outputs, and that the list is of the kind that the sum of rows requires, that each row is in
+// one tile, and that the widest tiles of a wide list come first.
 void expect_right(Case spec, int config, const std::vector<int64_t>& expert_rows,
                   ActivationFormat format) {
   const int64_t n = sm90::kGemmConfigs[static_cast<size_t>(config)].tile_n;
@@ -116,8 +116,8 @@ void expect_right(Case spec, int config, const std::vector<int64_t>& expert_rows
       "");
 }
 
-// Few and many rows, whose sums lie far from the bound. Of the many, an expert has several tiles
-// and others have few rows or none. K is long enough for wide tiles to be split along it.
+// Few and many rows, with sums far from the bound. With many rows, one expert has several tiles and
+// others have few rows or none. K is long enough for wide tiles to be split along it.
 TEST_F(Sm90WideTiles, AgreeWithThePlainKernels) {
   Case spec = ragged_case({4, 2, 1, Routing::kUniform}, ActivationFormat::kBf16);
   spec.options.hidden_size = 1808;
@@ -127,7 +127,7 @@ TEST_F(Sm90WideTiles, AgreeWithThePlainKernels) {
     for (int config = kFirstWithWide; config < sm90::kWideConfig; ++config)
       expect_right(spec, config, {9, 33, 0, 133, 1}, format);
 }
-// On both sides of the bound; no row at all.
+// On both sides of the bound, and without any row.
 TEST_F(Sm90WideTiles, AreListedFromSoManyRowsOn) {
   Case spec = ragged_case({4, 2, 1, Routing::kUniform}, ActivationFormat::kBf16);
   spec.options.hidden_size = 272;

@@ -43,7 +43,7 @@ TEST(Tcgen05Rows, OffsetsCoverTheStage) {
   }
 }
 
-// Eight rows of 16 bytes at the same k, which the tensor cores read at once, are in 128 bytes of
+// Eight rows of 16 bytes at the same k, which the tensor cores read together, are in 128 bytes of
 // different banks.
 TEST(Tcgen05Tile, EightRowsHaveNoBankConflict) {
   for (int row = 0; row < cuda::kTileRows; row += 8)
@@ -58,11 +58,11 @@ TEST(Tcgen05Tile, EightRowsHaveNoBankConflict) {
     }
 }
 
-// ---- a model of the tensor cores, by the tables of the PTX manual
+// ---- a model of the tensor cores, after the tables of the PTX manual
 
-// Byte of a row, K-major, of an operand whose first row begins at `start` of the bytes (a multiple
-// of the swizzle's period, or 32 k further): rows of 64 or 128 bytes, in whose addresses bits 4..
-// are XORed with those from 7 on.
+// A byte of a row of a K-major operand. The operand's first row begins at `start` of the bytes: a
+// multiple of the swizzle's period, or 32 k further. Rows have 64 or 128 bytes; in their addresses
+// bits 4.. are XORed with those from 7 on.
 uint8_t operand_byte(const std::vector<uint8_t>& bytes, int start, int row_bytes, int row,
                      int byte) {
   const int address = start + row * row_bytes + byte;

@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kFolder = -1;  // as a name's file
+constexpr int64_t kFolder = -1;  // the value of a folder in Names
 
 struct File {
   std::string content;
@@ -45,7 +45,7 @@ void apply(const Change& change, Names& names) {
 
 struct Folder {
   Names on_disk;                // since the last sync
-  std::vector<Change> changes;  // behind it
+  std::vector<Change> changes;  // after it
 };
 
 enum class Lost { kNothing, kNames, kBytes, kZeros, kAny };
@@ -54,7 +54,7 @@ class Disk {
  public:
   explicit Disk(const Image& before) {
     folders_[""];
-    int64_t number = -2;  // apart from the record's
+    int64_t number = -2;  // distinct from the record's
     for (const auto& [path, content] : before) {
       if (path.ends_with('/')) {
         const std::string name = path.substr(0, path.size() - 1);

@@ -1,5 +1,5 @@
 // A power loss at any moment of a run: a rerun finishes with the same bytes, and once a run has
-// reported that it is done nothing can be lost.
+// reported that it is done, nothing can be lost.
 #include <functional>
 #include <set>
 
@@ -15,7 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 using namespace test;
 
-// The calls of one run of `work` in a folder that holds `before`. The record must miss none.
+// The calls of one run of `work` in a folder that holds `before`. Checks that the record misses
+// none.
 std::vector<RecordedCall> record(const Image& before, const fs::path& folder,
                                  const std::function<void()>& work) {
   write_image(before, folder);
@@ -29,7 +30,7 @@ std::vector<RecordedCall> record(const Image& before, const fs::path& folder,
   return calls;
 }
 
-// OUT's part of an image, and nothing else in it.
+// The part of an image that belongs to OUT; the image must have nothing else.
 Image of_out(const Image& image) {
   Image out;
   for (const auto& [path, content] : image) {
@@ -40,8 +41,8 @@ Image of_out(const Image& image) {
   return out;
 }
 
-// Crashes at every call of a quantize that begins with `before`; returns the images from which a
-// rerun was needed.
+// Crashes at every call of a quantize that begins with `before`; returns the images that needed a
+// rerun.
 std::vector<Image> crash_everywhere(const SmallModel& model, const Image& before) {
   std::vector<Image> unfinished;
   std::set<Image> seen;
@@ -77,7 +78,8 @@ ATTACK_TEST(kPowerCuts, Durability, QuantizeSurvivesACrashAtEveryCall) {
   const SmallModel model;
   const std::vector<Image> unfinished = crash_everywhere(model, {});
   ASSERT_GT(unfinished.size(), 60u) << "moments that differ";
-  // A run that resumes may be stopped too: from a moment in its middle, again at every call.
+  // A run that resumes may be interrupted too: resumed from a state in the middle, it crashes at
+  // every call again.
   ASSERT_FALSE(HasFailure());
   EXPECT_GT(crash_everywhere(model, unfinished[unfinished.size() / 2]).size(), 20u);
 }
@@ -126,7 +128,7 @@ ATTACK_TEST(kPowerCuts, Durability, OtherWritersLoseNothingOnceTheyAreDone) {
        [](const std::string& out) { EXPECT_OK(synthesize_checkpoint(out, small_sizes())); });
 }
 
-// One file that is replaced: the old content or the new at every moment, the new one at the end.
+// Replacing one file: the old or the new content at every moment, the new one at the end.
 ATTACK_TEST(kPowerCuts, Durability, AReplacedFileIsTheOldOneOrTheNew) {
   const Image before = {{"x", "old content"}};
   const auto check = [&](const char* what, const std::function<void(const std::string&)>& write) {

@@ -32,7 +32,7 @@ struct State {
   int64_t seen = 0, hit = 0;
 };
 State& state() {
-  static State* const value = new State;  // never destroyed: calls come until the process ends
+  static State* const value = new State;  // never destroyed: calls arrive until the process ends
   return *value;
 }
 
@@ -64,7 +64,7 @@ void record(RecordedCall call) {
   s.calls.push_back(std::move(call));
 }
 
-// Whether this call is one that the fault befalls.
+// Whether the fault applies to this call.
 bool faulty(const char* call, const std::string& path) {
   State& s = state();
   if (!below(s.fault_folder, path) || s.fault.call != call) return false;
@@ -89,7 +89,7 @@ void note_open(int fd, const std::string& path, bool existed, bool cut) {
       record({CallKind::kTruncate, path, "", s.files[path], 0, ""});
     }
     const auto known = s.files.find(path);
-    if (known == s.files.end()) return;  // of before the record, only read
+    if (known == s.files.end()) return;  // from before the record, only read
     opened.file = known->second;
   } else if (!S_ISDIR(facts.st_mode)) {
     return;
@@ -168,7 +168,7 @@ RecordedCalls::RecordedCalls(const std::filesystem::path& folder) {
   state().calls.clear();
   state().files.clear();
   state().open.clear();
-  // What is there already has a number too, and its content is on disk.
+  // Existing files get a number too; their content is on disk.
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
     if (entry.is_regular_file()) state().files[entry.path().string()] = state().next_file++;
 }
@@ -198,7 +198,7 @@ using namespace nvfp4_moe::internal::test;
 // The C library's functions, for everything in this process.
 extern "C" {
 
-// The mode is passed in a register, and read only if the flags ask for it.
+// The mode is passed in a register, and only read if the flags require it.
 int open(const char* path, int flags, ...) {
   va_list arguments;
   va_start(arguments, flags);

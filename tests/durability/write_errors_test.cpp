@@ -78,7 +78,7 @@ ATTACK_TEST(kWriteErrors, WriteErrors, ShortAndInterruptedWritesAreGoneOnWith) {
   }
 }
 
-// A folder that cannot be synced because its file system does not do that is no error.
+// A file system without sync for folders does not cause an error.
 ATTACK_TEST(kWriteErrors, WriteErrors, AFolderWithoutSyncIsTakenAsItIs) {
   const TempDir run;
   const InjectedFault injected(run.path(), {"fsync", 1, 1, EINVAL});

@@ -22,8 +22,8 @@ TEST(Balance, ImbalanceIsTheHeaviestRankOverAnEvenOne) {
             1);  // half on each
 }
 
-// Every rank's experts chosen by nobody but one's, evenly and by Zipf's law: that rank does all the
-// work.
+// A load in which only experts of one rank are chosen, evenly or by Zipf's law: that rank does all
+// the work.
 std::vector<uint64_t> hot_rank(int64_t experts, int world, int rank, bool zipf) {
   std::vector<uint64_t> load(static_cast<size_t>(experts));
   const int64_t first = rank * experts / world, end = (rank + 1) * experts / world;
@@ -36,8 +36,8 @@ TEST(Balance, AHotRankComesWithinAFifthOfEven) {
   for (const int world : {2, 4, 8, 16}) {
     for (const int64_t experts : {64, 256, 384}) {
       for (const bool zipf : {false, true}) {
-        // Zipf's first expert has more than a rank's part by itself: it takes slots beyond one an
-        // expert. So do chosen experts that ranks cannot share out: 24 on 16.
+        // Zipf's first expert exceeds a rank's part by itself, so it takes slots beyond one an
+        // expert. So do chosen experts that cannot be divided evenly among ranks: 24 on 16.
         const int64_t chosen = experts / world;
         const int64_t slots = chosen + (zipf                  ? std::max<int64_t>(2, world / 4)
                                         : chosen % world == 0 ? 0
@@ -56,7 +56,7 @@ TEST(Balance, AHotRankComesWithinAFifthOfEven) {
   }
 }
 
-// Against the best of many placements at random, which a search of no method finds.
+// Compares with the best of many random placements, which no search method finds.
 TEST(Balance, AnyLoadGetsALegalPlacementAboutAsEvenAsTheBestOfMany) {
   Random random(3);
   double worst = 0;
@@ -88,7 +88,7 @@ TEST(Balance, AnyLoadGetsALegalPlacementAboutAsEvenAsTheBestOfMany) {
     }
   }
   EXPECT_LE(worst,
-            1.1);  // a heuristic: of these loads the worst is 1.06 of the best that was found
+            1.1);  // a heuristic: for these loads the worst is 1.06 times the best that was found
   RecordProperty("worst", std::to_string(worst));
 }
 
@@ -100,7 +100,7 @@ TEST(Balance, SlotsThatHoldTooFewOrTooManyAreRefused) {
               HasSubstr("an expert for each of 9 ranks"));
 }
 
-// The rows that each rank multiplies in a run, by what it counts of their blocks.
+// The rows that each rank multiplies in a run, derived from its count of their blocks.
 TEST(Balance, AHotRankIsEvenAfterRearranging) {
   constexpr int kWorld = 4;
   Case spec = sized_case(16, 2, 64, 48, 4096);
@@ -109,7 +109,7 @@ TEST(Balance, AHotRankIsEvenAfterRearranging) {
     for (int64_t k = 0; k < 2; ++k)
       data->set_id(token, k, (data->id(token, k) % 4) % (k + 3));  // 0 most, 3 least
   std::vector<int64_t>
-      map;  // the contiguous placement and one more slot a rank, of the next rank's first expert
+      map;  // the contiguous placement, with one more slot a rank for the next rank's first expert
   for (int64_t rank = 0; rank < kWorld; ++rank) {
     for (int64_t e = 0; e < 4; ++e) map.push_back(rank * 4 + e);
     map.push_back((rank * 4 + 5) % 16);
@@ -146,7 +146,7 @@ TEST(Balance, AHotRankIsEvenAfterRearranging) {
   RecordProperty("after", std::to_string(most_over_even(after)));
 }
 
-// That both directions of a placement tell the same story, and every expert has a slot.
+// Checks that both directions of a placement agree, and that every expert has a slot.
 void expect_whole(const Placement& placement) {
   std::set<int64_t> found;
   for (int64_t expert = 0; expert < placement.num_experts(); ++expert) {

@@ -15,7 +15,7 @@
 
 namespace nvfp4_moe::internal::test {
 
-// A block from each rank to each. Zeros are its beginning.
+// A block from each rank to each, initially zeros.
 class Board {
  public:
   static constexpr int kRanks = 5;
@@ -37,7 +37,7 @@ class Board {
   Block blocks_[kRanks][kRanks];  // (from, to)
 };
 
-// A rank's end: outlives its exchange.
+// A rank's end of the board: it outlives the rank's exchange.
 class BoardRank {
  public:
   BoardRank(std::shared_ptr<Board> board, int rank, int world)

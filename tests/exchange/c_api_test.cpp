@@ -66,7 +66,7 @@ TEST(CExpertParallel, GivesTheBitsOfOneRank) {
       EXPECT_THAT(layer.describe(), HasSubstr(redundant ? "\"placement\":\"0,2,3|1,3,0\""
                                                         : "\"placement\":\"0,1|2,3\""));
       EXPECT_THAT(layer.describe(), HasSubstr("\"num_experts\":4,"));
-      layer.run(part, workspace);  // a rank that were closed here would end the other's first run
+      layer.run(part, workspace);  // closing a rank here would end the other's first run
     });
     outs[0].insert(outs[0].end(), outs[1].begin(), outs[1].end());
     EXPECT_TRUE(same_bits(outs[0], expected));
@@ -145,7 +145,7 @@ TEST(CExpertParallel, WhatOneRankGetsWrongReachesAll) {
       if (rank == 1) wrong.change(mine);
       EXPECT_NE(mine.c.try_open(), NVFP4_MOE_STATUS_OK);
       EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(wrong.text));
-      CRank again(*exchange);  // what all know of breaks nothing
+      CRank again(*exchange);  // a failure that all ranks know of breaks nothing
       EXPECT_EQ(again.c.try_open(), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
     });
   }
@@ -174,7 +174,7 @@ TEST(CExpertParallel, WhatOneRankGetsWrongInACallReachesAll) {
     EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), rank == 1 ? nullptr : load, 4),
               NVFP4_MOE_STATUS_INVALID_ARGUMENT);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: load: expected a pointer"));
-    layer.run(right, workspace);  // and the exchange goes on
+    layer.run(right, workspace);  // and the exchange continues
     EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), load, 4), NVFP4_MOE_STATUS_OK);
   });
 }
@@ -247,7 +247,7 @@ struct TinyCheckpoint {
   }
 };
 
-// A checkpoint over ranks: each asks for the experts of its slots, and the shared one, alone.
+// A checkpoint over ranks: each rank reads only the experts of its slots and the shared one.
 TEST(CExpertParallel, OfACheckpointGivesTheBitsOfOneRank) {
   const TinyCheckpoint tiny;
   const nvfp4_moe::Checkpoint& checkpoint = tiny.checkpoint;
@@ -284,7 +284,7 @@ TEST(CExpertParallel, OfACheckpointGivesTheBitsOfOneRank) {
   EXPECT_TRUE(same_bits(outs, whole.out));
 }
 
-// What a balancer does: counts, a proposal, and the ranks' slots given other experts in place.
+// A balancer's steps: counts, a proposal, and other experts in the ranks' slots, replaced in place.
 TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
   const TinyCheckpoint tiny;
   const nvfp4_moe::Checkpoint& checkpoint = tiny.checkpoint;
@@ -322,7 +322,7 @@ TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
       text += (i == 0 ? "" : i == backwards.size() / 2 ? "|" : ",") + std::to_string(backwards[i]);
     EXPECT_THAT(layer.describe(), HasSubstr("\"placement\":\"" + text + "\""));
 
-    // One rank's mistake is every rank's message, and the layer is as it was.
+    // Every rank reports one rank's mistake, and the layer is unchanged.
     auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
     const auto slots = static_cast<int64_t>(backwards.size());
     const auto refused = [&](const nvfp4_moe_status code, const char* message) {

@@ -14,8 +14,7 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// A host's all_to_all_v that is held in a call until it is let go, and has no way to tell anybody
-// anything.
+// A host's all_to_all_v that blocks inside a call until it is released, and cannot notify anyone.
 struct HeldHost {
   std::atomic<bool> holds{false}, is_in{false};
   static int all_to_all_v(void* user, const void* send, const int64_t* send_bytes, void* recv,

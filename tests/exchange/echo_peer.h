@@ -1,6 +1,6 @@
-// Rank 1 of a world of two, as rank 0's callbacks see it: it sends what rank 0 itself would send in
-// its place, and a test or a fuzzer changes it. So every message of an opening and of a run fits,
-// until it is changed. Without GoogleTest, for fuzz targets.
+// Rank 1 of a world of two, as rank 0's callbacks see it. It sends what rank 0 would send in its
+// place, unless a test or a fuzzer alters it; so every unaltered message of an opening and of a run
+// is valid. Without GoogleTest, for fuzz targets.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace nvfp4_moe::internal::test {
 
 struct EchoPeer {
-  // call: how many there were before it. received: rank 1's block.
+  // call: the number of calls before it. received: rank 1's block.
   std::function<void(int64_t call, std::span<std::byte> received)> change;
   int64_t calls = 0;
 
@@ -25,7 +25,8 @@ struct EchoPeer {
     if (recv_bytes[0] > 0) std::memcpy(kept, own, static_cast<size_t>(recv_bytes[0]));
     std::byte* const received = kept + recv_bytes[0];
     if (size > 0) std::memset(received, 0, static_cast<size_t>(size));
-    // What this rank has for itself, rank 1 has for it too; of a gather both blocks are the same.
+    // Rank 1's data for this rank are a copy of this rank's own; in a gather both blocks are the
+    // same.
     const int64_t echoed = size < send_bytes[0] ? size : send_bytes[0];
     if (echoed > 0) std::memcpy(received, own, static_cast<size_t>(echoed));
     constexpr int32_t kRank = 1;

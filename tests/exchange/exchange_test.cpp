@@ -31,8 +31,8 @@ class Exchanges : public testing::TestWithParam<World> {
 
 class SeveralRanks : public Exchanges {};
 
-// The byte that `from` sends to `to` at position i: a mix in which another sender, receiver or
-// place is another byte.
+// The byte that `from` sends to `to` at position i. Another sender, receiver or position gives
+// another byte.
 std::byte letter(int from, int to, int64_t i) {
   return static_cast<std::byte>((from * 31 + to * 7 + i * 13) % 251);
 }
@@ -60,7 +60,7 @@ TEST_P(Exchanges, AllToAllGivesEachRankWhatEachHasForIt) {
   });
 }
 
-// Numbers whose sum depends on the order: 2^24 and 1 in all ways.
+// Numbers with a sum that depends on the order: 2^24 and 1, mixed.
 float element(int rank, int64_t i) {
   Random random(static_cast<uint64_t>(rank * 1000 + i));
   const float values[] = {16777216.0f, 1.0f, -16777216.0f, 0.3f};
@@ -116,7 +116,7 @@ TEST_P(Exchanges, AllGatherAndBarrier) {
   });
 }
 
-// As a thread does that watches a device for the exchange.
+// The watch thread of a device polls like this.
 TEST_P(Exchanges, APollIsNoSecondCall) {
   on_all([](Exchange& exchange) {
     std::atomic<bool> ends{false};
@@ -148,7 +148,7 @@ TEST_P(Exchanges, AgreeGivesTheLowestFailureToAllAndGoesOn) {
     const Status agreed = exchange.agree(mine);
     EXPECT_EQ(agreed.code(), Code::kBadInput);
     EXPECT_EQ(agreed.message(), "rank " + std::to_string(last) + ": expert 7: expected a scale");
-    EXPECT_OK(exchange.barrier());  // a failure that all know of breaks nothing
+    EXPECT_OK(exchange.barrier());  // a failure that all ranks know of breaks nothing
   });
 }
 
@@ -181,7 +181,7 @@ TEST_P(SeveralRanks, ARankThatAbortsEndsAllAtOnce) {
       const Status ended = exchange.barrier();
       EXPECT_FALSE(ended.ok());
       EXPECT_THAT(ended.message(), HasSubstr("rank 1: expert 3: expected 64 columns, got 48"));
-      EXPECT_EQ(exchange.barrier().message(), ended.message());  // and stays so
+      EXPECT_EQ(exchange.barrier().message(), ended.message());  // and remains so
     });
   });
   EXPECT_LT(took, 10) << "ended by the timeout";
@@ -190,7 +190,7 @@ TEST_P(SeveralRanks, ARankThatAbortsEndsAllAtOnce) {
 TEST_P(SeveralRanks, ARankThatLeavesIsNamedOnAllOthersAtOnce) {
   const double took = seconds_of([&] {
     on_all([](Exchange& exchange) {
-      if (exchange.rank() == 1) return;  // its exchange goes
+      if (exchange.rank() == 1) return;  // its exchange is destroyed
       const Status ended = exchange.all_to_all_v(
           nullptr, std::vector<int64_t>(static_cast<size_t>(exchange.world())), nullptr,
           std::vector<int64_t>(static_cast<size_t>(exchange.world())));
@@ -302,7 +302,7 @@ TEST(ThreadGroups, WorldsAndTimeoutsOutsideTheirRangeAreRefused) {
 
 TEST(ThreadGroups, DifferentOperationsAreRefusedOnAll) {
   on_ranks(Over::kThreads, 2, kLong, [](Exchange& exchange) {
-    const int64_t one = 1;  // gathers of eight bytes by either name
+    const int64_t one = 1;  // gathers of eight bytes under either name
     int64_t all[2] = {};
     float value = 0;
     const Status status = exchange.rank() == 0 ? exchange.all_gather(&one, sizeof(one), all)
@@ -311,8 +311,8 @@ TEST(ThreadGroups, DifferentOperationsAreRefusedOnAll) {
   });
 }
 
-// A host's function that says it is done and has moved nothing, or brought the bytes of another
-// world.
+// A host's function that reports success but has moved nothing, or has delivered the bytes of
+// another world.
 int brings(void* user, const void*, const int64_t*, void* recv, const int64_t* recv_bytes, int64_t,
            char*, size_t) {
   const auto* bytes = static_cast<const std::vector<std::byte>*>(user);
@@ -341,7 +341,7 @@ TEST(Callbacks, AHandshakeOfAnotherLibraryWorldOrVersionIsRefused) {
               HasSubstr("expected rank 1 of a world of 2 in place 1, got rank 1 of a world of 4"));
   handshakes[1].world = 2;
   std::memset(handshakes[1].version, '9',
-              sizeof(handshakes[1].version));  // which does not even end
+              sizeof(handshakes[1].version));  // without a terminating 0
   EXPECT_EQ(refusal(), "exchange: expected nvfp4-moe 1.2.3 on rank 1 as on rank 0, got " +
                            std::string(23, '9'));
 }
@@ -350,7 +350,7 @@ int fails(void*, const void*, const int64_t*, void*, const int64_t*, int64_t tim
           char* error, size_t size) {
   const std::string text =
       "no route to rank 3 in " + std::to_string(timeout_ms) + " ms" + std::string(size, '!');
-  text.copy(error, size);  // fills the array and ends with no 0, which the library must survive
+  text.copy(error, size);  // without a terminating 0, which the library must survive
   return 1;
 }
 int fails_without_a_word(void*, const void*, const int64_t*, void*, const int64_t*, int64_t, char*,

@@ -1,4 +1,4 @@
-// A layer over several ranks that cannot open or run: every rank ends with the cause, and continues
+// A layer over several ranks that cannot open or run: every rank reports the cause, and continues
 // if it can.
 
 #include <atomic>
@@ -21,7 +21,7 @@ Case small(int64_t tokens = 12) {
 }
 CaseData made(const Case& spec) { return *must(make_case(spec)); }
 
-// What each rank's open says, where `change` makes one rank's arguments others.
+// Each rank's message from opening the layer; `change` alters one rank's arguments.
 struct Arguments {
   CaseData data;
   LayerSource source;
@@ -118,7 +118,7 @@ TEST(ParallelOpen, OptionsThatCannotBeAreRefusedOnAll) {
               Each(HasSubstr("rank 0: max_tokens")));
 }
 
-// A layer on each rank of a world, and what it runs.
+// A layer on each rank of a world, and the data it runs.
 struct OpenRank {
   Exchange& exchange;
   const CaseData& data;
@@ -141,7 +141,7 @@ void on_layers(int world, const CaseData& data, const ExpertParallelOptions& par
         must(open_over_ranks(data.config, source, options_of(data), parallel, borrowed(exchange)));
     OpenRank rank{exchange, data, **layer, PoisonedWorkspace((*layer)->workspace_bytes()), {}};
     body(rank);
-    (void)exchange.barrier();  // broken where a test breaks it
+    (void)exchange.barrier();  // fails if a test breaks the exchange
   });
 }
 
@@ -241,8 +241,8 @@ TEST(ParallelRun, ASharedExpertsWeightsAreTakenWhereTheyAreRead) {
   });
 }
 
-// Logical experts on other slots, by replacing packed experts in place: what a fresh open packs,
-// byte for byte.
+// Assigning logical experts to other slots replaces packed experts in place: byte for byte as a
+// fresh open packs them.
 TEST(ParallelRearrange, GivesTheBytesOfAFreshLayerAndTheBitsOfTheOldOne) {
   const CaseData data = made(small());
   const Placement before = redundant(8, 4);
@@ -291,13 +291,13 @@ TEST(ParallelRearrange, ARankThatCannotLoadEndsAll) {
       const Status status = ranks_of(rank.layer).rearrange(round_robin(8, 2), source);
       EXPECT_THAT(status, memory ? Refused(Code::kOutOfMemory, "rank 1: ")
                                  : Refused(Code::kBadInput, "rank 1: slot 4, expert 1: gone"));
-      EXPECT_EQ(rank.run().message(), status.message());  // nobody knows any more who has what
+      EXPECT_EQ(rank.run().message(), status.message());  // the placement is now unknown
     });
 }
 
-// Two ranks, 12 tokens each, every id an expert of the other rank: what goes over the wire in a
-// run, to the byte. Before it each rank says 512 bytes of header and a pair of int64 for each rank
-// to each other.
+// Two ranks, 12 tokens each, every id an expert of the other rank: the exact number of bytes on the
+// wire in a run. Before it, each rank sends each other one 512 bytes of header and a pair of int64
+// for each rank.
 TEST(ParallelRun, TheWireCarriesCodesAndScales) {
   const struct Format {
     ActivationFormat format;
@@ -322,7 +322,7 @@ TEST(ParallelRun, TheWireCarriesCodesAndScales) {
         ExpertParallelOptions options = with_capacity(capacity);
         const LayerSource source = source_of(mine);
         LayerOptions limits = options_of(mine);
-        limits.limits.max_tokens = 24;  // no more is sent for it
+        limits.limits.max_tokens = 24;  // the layer does not send more because of it
         const auto layer = must(
             open_over_ranks(mine.config, source, limits, options, borrowed((*called)->exchange())));
         PoisonedWorkspace workspace((*layer)->workspace_bytes());
@@ -356,7 +356,7 @@ TEST(ParallelLoad, CountsAssignmentsOfAllRanks) {
       EXPECT_EQ(*ranks_of(rank.layer).local_expert_load(), expected);
       std::vector<uint64_t> all = expected;
       if (combine == CombineBy::kAllToAll)
-        for (uint64_t& count : all) count *= 4;  // each rank brought the batch
+        for (uint64_t& count : all) count *= 4;  // each rank passed the batch
       const auto gathered = must(ranks_of(rank.layer).expert_load());
       EXPECT_EQ(*gathered, all);
       ASSERT_OK(ranks_of(rank.layer).reset_expert_load());

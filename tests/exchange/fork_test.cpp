@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kWorld = 2;
 
-// A rank, with the host whose functions it may be over.
+// A rank, with its host if the exchange uses callbacks.
 struct ForkedRank {
   std::unique_ptr<CalledBack> called_back;
   std::unique_ptr<Exchange> own;
@@ -38,7 +38,8 @@ void connect_ranks(Over over, std::vector<ForkedRank>& ranks) {
   });
 }
 
-// The number of the first call that a child is not refused, as it should be; 0: none.
+// The number of the first call that a child is allowed although it must be refused; 0 if all are
+// refused.
 int first_that_is_not_refused(Exchange& exchange) {
   const int64_t one = 1, bytes[kWorld] = {8, 8};
   int64_t to[kWorld] = {}, from[kWorld] = {};
@@ -56,7 +57,7 @@ int first_that_is_not_refused(Exchange& exchange) {
   return 0;
 }
 
-// Dropped in the child whole, as a host's exit does it: the other rank's exchange goes on.
+// Dropped entirely in the child, as when a host exits: the other rank's exchange continues.
 ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsName) {
   for (const Over over : {Over::kThreads, Over::kCallbacks}) {
     SCOPED_TRACE(name_of(over));
@@ -81,8 +82,8 @@ ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsNa
   }
 }
 
-// The other rank detects the parent's end, which a child's copies of the connections would hide: of
-// one that drops the exchange, and of one that knows nothing of it.
+// A child's copies of the connections must not hide the parent's end from the other rank, whether
+// the child drops the exchange or knows nothing of it.
 ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
   for (const Over over : {Over::kCallbacks}) {
     for (const bool drops : {false, true}) {
@@ -104,7 +105,7 @@ ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
                   "exchange: expected rank 0, got none: it has left");
         EXPECT_EQ(::write(received[1], &word, 1), 1);
       });
-      // The child is there until the parent has received.
+      // The child lives until the parent has received.
       EXPECT_EQ(
           in_forked_child([&] {
             if (drops) ranks.clear();
@@ -145,7 +146,7 @@ ATTACK_TEST(kForks, ForkedExchange, AWatchEndsWithoutItsThread) {
               }),
               0);
     const int before = polls;
-    while (polls == before) std::this_thread::yield();  // the parent's goes on
+    while (polls == before) std::this_thread::yield();  // the parent's continues
   }
 }
 

@@ -17,8 +17,8 @@ namespace {
 
 class Parallel : public BackendTest {
  protected:
-  // One case in `stride` of those that hold all experts, at least as many as ranks.
-  // batch_invariant: bits are compared across batches.
+  // One in `stride` of the cases that hold all experts and have at least as many as there are
+  // ranks. batch_invariant: bits are compared across batches.
   void for_cases(int stride, const std::function<void(const CaseData&)>& body) {
     int64_t seen = 0, used = 0;
     std::set<ActivationFormat> formats;
@@ -45,7 +45,7 @@ class Parallel : public BackendTest {
   }
 };
 
-// The ways in which a world of several ranks may hold the experts.
+// Placements of the experts for a world of several ranks.
 std::vector<std::pair<const char*, Placement>> placements(int64_t experts, int world) {
   std::vector<std::pair<const char*, Placement>> all{
       {"contiguous", *Placement::contiguous(experts, world)},
@@ -54,7 +54,7 @@ std::vector<std::pair<const char*, Placement>> placements(int64_t experts, int w
   return all;
 }
 
-// What a rank counts for its own tokens and experts; added up it is what one rank counts.
+// A rank's counts for its own tokens and experts; summed over the ranks they are one rank's counts.
 std::array<uint64_t, 11> counts(const RunStatus& s) {
   return {s.bad_expert_ids,      s.nonfinite_tokens,       s.nonfinite_rows,
           s.hidden_blocks,       s.hidden_saturated,       s.hidden_zeroed,

@@ -1,4 +1,4 @@
-// A process's ranks of an exchange: one that fails ends all, and the observer's view.
+// A process's ranks of an exchange: if one fails, all end; and the observer's view.
 #include "exchange/local_ranks.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ TEST(LocalRanks, CallEachRankOnAThreadOfItsOwn) {
   EXPECT_OK(ranks->each([&](int index) {
     sum += index + 1;
     EXPECT_EQ(ranks->exchange(index)->rank(), index);
-    return ranks->exchange(index)->barrier();  // ends only where all are there at once
+    return ranks->exchange(index)->barrier();  // ends only if all ranks are here at once
   }));
   EXPECT_EQ(sum, 6);
 }
@@ -78,7 +78,7 @@ TEST(Observer, SeesEachTransferWithTheBytesForOthers) {
     EXPECT_EQ(of_rank, (std::vector<std::string>{"all_gather 16", "all_reduce 8", "all_reduce 8"}));
 }
 
-// Progress reports as texts, from whatever thread.
+// Progress reports as texts, from any thread.
 class Lines {
  public:
   ProgressFn function() {

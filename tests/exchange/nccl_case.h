@@ -46,7 +46,8 @@ inline NcclOptions fake() {
   return options;
 }
 
-// Every rank of a world with NCCL, over a host's functions as processes are.
+// Calls body on every rank of a world with NCCL. By default the ranks use a host's functions, as
+// processes do.
 inline void on_devices(int world, Timeout timeout,
                        const std::function<void(Exchange&, DeviceTransport&)>& body,
                        const NcclOptions& options = fake(), Over over = Over::kCallbacks) {
@@ -79,7 +80,7 @@ struct Blocks {
   std::vector<std::byte> send, recv, expected;
 };
 
-// Options with events that a device has reached, or never does; `made` counts those that there are.
+// Options with events that a device has reached, or never reaches; `made` counts the existing ones.
 inline NcclOptions with_events(std::atomic<int>& made, bool reached) {
   NcclOptions options = fake();
   options.events.set = [&made](void** event, void*) -> Status {

@@ -1,5 +1,4 @@
-// Ending NCCL's transport: what it waits for, which is never a graph, and the effect on earlier
-// work.
+// Ending NCCL's transport: it never waits for a graph; and the effect on earlier work.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,13 +34,13 @@ TEST(NcclEnd, AFailureBehindFinishedWorkIsNoneOfThatWork) {
   }
 }
 
-// One call, which the transport is told is captured: from then on graphs may hold the communicator.
+// One call that the transport treats as captured: from then on graphs may hold the communicator.
 Status capture(Exchange& exchange, DeviceTransport& device) {
   Blocks blocks(exchange);
   return device.all_to_all_v(blocks.call(kLong), nullptr, true);
 }
 
-// Two ranks that drop their communicators behind `body` while graphs hold them.
+// Two ranks that drop their communicators after `body` while graphs hold them.
 void while_graphs_hold_them(Over over,
                             const std::function<void(Exchange&, DeviceTransport&)>& body) {
   {
@@ -82,8 +81,8 @@ TEST(NcclEnd, AbortingDoesNotWaitForGraphs) {
   EXPECT_THAT(calls(), EndsWith("abort\nabort\n"));
 }
 
-// The watch polls every 50 ms. A communicator that is destroyed waits for the other ranks, one of
-// which may be stopped.
+// The watch polls every 50 ms. Destroying a communicator waits for the other ranks, and one of them
+// may be stopped.
 TEST(NcclEnd, AnExchangeThatHasFailedIsAbortedHoweverSoonItIsDropped) {
   {
     const Setting never_ends("graphs");
@@ -100,7 +99,8 @@ TEST(NcclEnd, AnExchangeThatHasFailedIsAbortedHoweverSoonItIsDropped) {
   EXPECT_TRUE(comes_true([] { return communicators() == 0; }));
 }
 
-// What no graph can hold has ended when its exchange is gone, however long that takes.
+// A communicator that no graph can hold has ended once its exchange is gone, however long that
+// takes.
 TEST(NcclEnd, WhatWasNeverCapturedEndsWithItsExchange) {
   std::thread later;
   on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
@@ -118,8 +118,8 @@ TEST(NcclEnd, WhatWasNeverCapturedEndsWithItsExchange) {
   later.join();
 }
 
-// A process ends with its code while a graph that nobody drops holds a communicator, and while one
-// is about to end.
+// A process exits with its code while a graph that is never dropped holds a communicator, and while
+// a communicator is about to end.
 TEST(NcclEnd, AProcessEndsWhileAGraphHoldsACommunicator) {
   for (const bool dropped : {false, true}) {
     const pid_t child = ::fork();
@@ -160,7 +160,7 @@ void drop_the_graph_at_last() {
 TEST(NcclEnd, AProcessWaitsForACommunicatorThatEndsAtLast) {
   GTEST_FLAG_SET(
       death_test_style,
-      "threadsafe");  // a process of its own, where the library has registered nothing yet
+      "threadsafe");  // a separate process, in which the library has registered nothing yet
   EXPECT_EXIT(drop_the_graph_at_last(), testing::ExitedWithCode(0), "");
 }
 

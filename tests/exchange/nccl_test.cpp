@@ -108,7 +108,7 @@ TEST(Nccl, ALibraryThatIsMissingTooOldOrLacksAFunctionIsNamedOnEveryRank) {
                          EndsWith("(2.28.9): expected function ncclRecv, got none"))));
 }
 
-// One copy in a process: what is loaded already is found by NCCL's own name, wherever it lies.
+// One copy in a process: a copy that is already loaded is found by NCCL's own name, in any folder.
 TEST(Nccl, TheCopyThatTheProcessHasIsTaken) {
   if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD) != nullptr)
     GTEST_SKIP() << "this process has an NCCL already";
@@ -165,7 +165,7 @@ TEST(Nccl, ACallersCommunicatorIsUsedAndLeftAlone) {
     EXPECT_EQ((*device)->state().message(), "over");
     EXPECT_OK(exchange.barrier());
   });
-  // Swapped ranks, a world of one, and one rank that has none to give.
+  // Swapped ranks, a world of one, and one rank without a communicator to pass.
   std::vector<std::string> messages(2);
   on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
     messages[static_cast<size_t>(exchange.rank())] =
@@ -190,13 +190,13 @@ TEST(Nccl, ACallersCommunicatorIsUsedAndLeftAlone) {
 TEST(Nccl, ACallThatFailsEndsAllRanks) {
   std::atomic<bool> failed{false};
   std::optional<Blocks>
-      of_rank[2];  // until the communicators have ended, whose threads write to them
+      of_rank[2];  // kept until the communicators have ended; their threads write to the blocks
   on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
     ASSERT_OK(exchange.barrier());
     Blocks& blocks = of_rank[exchange.rank()].emplace(exchange);
     if (exchange.rank() == 1) {
       {
-        const Setting fails("fail send");  // of the process, and so of both ranks
+        const Setting fails("fail send");  // of the process, and so for both ranks
         EXPECT_EQ(device.all_to_all_v(blocks.call(kLong), nullptr).message(),
                   "all_to_all_v: nccl: ncclSend: invalid usage (as a test asked for)");
       }
@@ -214,7 +214,7 @@ TEST(Nccl, ACallThatFailsEndsAllRanks) {
 
 TEST(Nccl, ARankThatNeverComesEndsTheCallByItsTimeout) {
   std::atomic<bool> over{false};
-  std::optional<Blocks> blocks;  // until the communicators have ended, whose threads write to them
+  std::optional<Blocks> blocks;  // must outlive the communicators' threads
   const double took = seconds_of([&] {
     on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
       if (exchange.rank() == 1) {
@@ -232,7 +232,7 @@ TEST(Nccl, ARankThatNeverComesEndsTheCallByItsTimeout) {
   EXPECT_LT(took, 10);
 }
 
-// What has been enqueued and is not done: nobody waits in a call, and the watch finds it.
+// Work that was enqueued but does not finish: no call waits for it, and the watch detects it.
 TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
   std::atomic<int> made{0};
   const Setting async("async");
@@ -250,8 +250,8 @@ TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
   EXPECT_EQ(made, 0) << "events are left";
 }
 
-// An event that was reached is the next call's: a run makes none once the longest queue has been
-// seen.
+// A reached event is reused by the next call: a run creates none once the longest queue has
+// occurred.
 TEST(Nccl, EventsAreUsedAgain) {
   std::atomic<int> made{0};
   on_devices(
@@ -285,10 +285,10 @@ TEST(Nccl, WhatNcclReportsLaterEndsAll) {
   });
 }
 
-// A rank of three, in a process of its own: one call after the other until one fails.
+// One of three ranks, in a separate process: makes calls until one fails.
 Status run_until_it_fails(const std::shared_ptr<Board>& board, int rank,
                           const std::function<void(int call)>& each) {
-  std::optional<Blocks> blocks;  // until the communicator has ended, whose threads write to them
+  std::optional<Blocks> blocks;  // must outlive the communicators' threads
   BoardRank end(board, rank, 3);
   auto exchange = end.connect(kLong);
   NVFP4_MOE_TRY(exchange.status());

@@ -38,7 +38,7 @@ inline Batch slice_of(const CaseData& data, int64_t first, int64_t count, uint8_
   return batch;
 }
 
-// A workspace of exactly so many bytes, poisoned, with a guard behind it.
+// A poisoned workspace of exactly this size, followed by a guard.
 class PoisonedWorkspace {
  public:
   explicit PoisonedWorkspace(size_t size_bytes)
@@ -78,7 +78,7 @@ inline ExpertParallelOptions with_capacity(int64_t capacity) {
   return options;
 }
 
-// How the case's tokens fall on the ranks of kAllToAll: nearly even, or all on one.
+// How the case's tokens are distributed over the ranks of kAllToAll: nearly even, or all on one.
 enum class Tokens { kEven, kAllOnLast };
 
 inline std::pair<int64_t, int64_t> tokens_of(Tokens tokens, int64_t count, int rank, int world) {
@@ -123,14 +123,14 @@ inline ParallelRun run_parallel(const Backend& backend, const CaseData& data, in
     run.messages[rank] = status.message();
     if (status.ok())
       run.statuses[rank] = *(*layer)->status(workspace.data(), workspace.size_bytes());
-    EXPECT_OK(exchange.barrier());  // a rank that leaves would end those behind it
+    EXPECT_OK(exchange.barrier());  // leaving now would end the ranks that are still running
   });
   if (reduce) run.out = run.outs[0];
   return run;
 }
 
-// Every expert twice, on ranks next to each other: experts of contiguous placements, then those of
-// the next rank.
+// Every expert twice, on neighbouring ranks: experts of contiguous placements, then those of the
+// next rank.
 inline Placement redundant(int64_t experts, int world) {
   std::vector<int64_t> map;
   for (int rank = 0; rank < world; ++rank)
@@ -151,7 +151,7 @@ inline Placement round_robin(int64_t experts, int world) {
   return *Placement::of_map(experts, world, map);
 }
 
-// All tokens choose expert 0 at k = 0, and `second` at k = 1, which may be -1.
+// All tokens choose expert 0 at k = 0, and `second` at k = 1; `second` may be -1.
 inline void choose_expert_0(CaseData& data, int64_t second) {
   for (int64_t token = 0; token < data.spec.tokens; ++token) {
     data.set_id(token, 0, 0);

@@ -23,12 +23,12 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// What all doubles of a test have at the moment, and what they were asked for.
+// The resources that all doubles of a test hold now, and how often they were stopped.
 struct Counts {
   std::atomic<int> allocations{0}, host_words{0}, opened{0}, stops{0};
 };
 
-// A device in host memory. Its reach is what a test says.
+// A device in host memory. The test sets which devices it can reach.
 class DeviceDouble : public PeerDevice {
  public:
   struct Answers {
@@ -89,7 +89,7 @@ class DeviceDouble : public PeerDevice {
     delete made.words;
   }
 
-  PeerHostWords* words = nullptr;  // as a kernel writes them
+  PeerHostWords* words = nullptr;  // written as a kernel would write them
 
  private:
   const int index_;
@@ -97,7 +97,8 @@ class DeviceDouble : public PeerDevice {
   const Answers answers_;
 };
 
-// What connect_peers says on each rank, as "CODE message"; the exchange has to go on behind it.
+// The result of connect_peers on each rank, as "CODE message". The exchange must still work
+// afterwards.
 std::vector<std::string> refused(int world,
                                  const std::function<DeviceDouble::Answers(int rank)>& answers) {
   Counts counts;
@@ -190,7 +191,7 @@ TEST(Peers, DevicesWithoutPeerAccessAreBothNamed) {
                    "machine forbids it (nvidia-smi topo -p2p r)"));
 }
 
-// By what CUDA says where it has no other words, on whichever rank it says so.
+// Every rank reports the failing rank, with CUDA's message if the library has none of its own.
 TEST(Peers, ADeviceThatFailsIsNamedOnEveryRank) {
   const auto on_rank_1 = [](const std::function<void(DeviceDouble::Answers&)>& fails) {
     return refused(2, [&](int rank) {
@@ -225,7 +226,7 @@ TEST(Peers, ADeviceThatFailsIsNamedOnEveryRank) {
               Each("unsupported rank 1: no address"));
 }
 
-// Another process's device may be reached by its handle without being seen: it is tried.
+// Another process's device may be reachable by its handle without being visible, so it is tried.
 TEST(Peers, ADeviceThatIsNotVisibleIsNoRefusal) {
   Counts counts;
   DeviceDouble::Answers hidden;
@@ -239,7 +240,7 @@ TEST(Peers, ADeviceThatIsNotVisibleIsNoRefusal) {
   });
 }
 
-// Two processes with a device each, both their cuda:0. What this one's connect_peers says.
+// Two processes with a device each, cuda:0 in both. Returns the status of this one's connect_peers.
 Status between_processes(const DeviceDouble::Answers& answers) {
   const auto board = Board::make();
   const auto connect = [&](int rank) -> Status {
@@ -282,7 +283,7 @@ TEST(Peers, MemoryOfAnotherProcessThatDoesNotOpenNamesBothDevices) {
                 "another container)");
 }
 
-// That rank 1 has taken its last packets, which nothing on its device waits for.
+// Waits until rank 1 has taken its last packets; no kernel waits for that.
 TEST(Peers, MemoryStaysUntilTheOthersHaveWrittenToItLast) {
   Counts counts;
   on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
@@ -344,7 +345,7 @@ TEST(Peers, ARankThatIsLateEndsTheWaitsOfAll) {
         "peers: expected rank 2 on the device within 20000 ms, got none: it has stopped, or has "
         "come with another call";
     EXPECT_EQ((*peers)->state().message(), exchange.rank() == 0 ? late : "rank 0: " + late);
-    // What a rank's device has done is worth nothing where it has waited in vain, there alone.
+    // If a rank's device has waited in vain, its results are invalid, on that rank only.
     EXPECT_EQ((*peers)->state_of_work().message(), exchange.rank() == 0 ? late : "");
     (*peers)->abort(Status(Code::kIo, "later"));
     EXPECT_THAT((*peers)->state().message(), HasSubstr(late)) << "the first failure stays";

@@ -1,4 +1,4 @@
-// Ranks poll each other's processes: exits and failures are reported without a call; and the cases
+// Ranks poll each other's processes: exits and failures are reported without a call. Also the cases
 // in which a rank cannot poll.
 #include "exchange/processes.h"
 
@@ -29,7 +29,7 @@ std::string polled(Exchange& exchange, Timeout within = Timeout{2000}) {
   return exchange.poll().message();
 }
 
-// Each rank on a thread of this process. The exchanges go when all bodies have returned.
+// Each rank on a thread of this process. The exchanges are destroyed when all bodies have returned.
 void on_board(int world, const std::function<void(Exchange& exchange, BoardRank& rank)>& body) {
   const auto board = Board::make();
   std::vector<std::unique_ptr<BoardRank>> ranks;
@@ -46,8 +46,8 @@ void on_board(int world, const std::function<void(Exchange& exchange, BoardRank&
   });
 }
 
-// A child that is a rank. It writes a byte once it is connected, then makes no call: exits with 0
-// once it polls what is part of `expected`.
+// A child process as a rank. It writes a byte once it is connected, then makes no call. It exits
+// with 0 once a poll reports a part of `expected`.
 pid_t start_rank(const std::shared_ptr<Board>& board, int rank, int world, int connected,
                  const std::string& expected) {
   const pid_t child = ::fork();
@@ -64,8 +64,8 @@ pid_t start_rank(const std::shared_ptr<Board>& board, int rank, int world, int c
               : 1);
 }
 
-// Processes 1 to world - 1 beside this one, rank 0; `killed` are, once all are connected. What this
-// rank polls.
+// Starts ranks 1 to world - 1 as processes; this one is rank 0. Kills the `killed` ones once all
+// are connected, and checks what this rank polls.
 void kill_ranks(int world, const std::vector<int>& killed, const std::string& expected) {
   const auto board = Board::make();
   std::array<int, 2> connected{};
@@ -73,7 +73,7 @@ void kill_ranks(int world, const std::vector<int>& killed, const std::string& ex
   std::vector<pid_t> children(1, -1);
   for (int rank = 1; rank < world; ++rank)
     children.push_back(start_rank(board, rank, world, connected[1], expected));
-  ::close(connected[1]);  // a child that ends before is read as an end
+  ::close(connected[1]);  // if a child ends earlier, the read reports end of file
   BoardRank end(board, 0, world);
   auto exchange = must(end.connect(kLong));
   EXPECT_OK((*exchange)->can_poll());
@@ -91,7 +91,7 @@ void kill_ranks(int world, const std::vector<int>& killed, const std::string& ex
     EXPECT_EQ(::waitpid(children[static_cast<size_t>(rank)], &exit, 0),
               children[static_cast<size_t>(rank)]);
     const bool was_killed = std::find(killed.begin(), killed.end(), rank) != killed.end();
-    // One of several may have seen another one's end before its own.
+    // A killed rank may have detected another one's end before its own.
     if (!was_killed || exit != 0 || killed.size() == 1) {
       EXPECT_EQ(exit, was_killed ? SIGKILL : 0) << "rank " << rank;
     }
@@ -108,7 +108,7 @@ TEST(Processes, OfSeveralKilledOnesOneIsNamed) {
   kill_ranks(5, {1, 3, 4}, "exchange: expected rank ");
 }
 
-// by_a_call: else no rank makes any.
+// by_a_call: whether a call detects the stop. If false, no rank makes a call.
 void stop_a_rank(bool by_a_call, const std::string& expected) {
   const auto board = Board::make();
   const pid_t child = ::fork();
@@ -205,7 +205,7 @@ TEST(Processes, AHostsFunctionNeedNotKnowWhoseEndMadeItFail) {
     EXPECT_OK((*exchange)->barrier());
     if (rank == 1) {
       std::this_thread::sleep_for(
-          Timeout{50});  // the other one's call has failed by then, and waits for the cause
+          Timeout{50});  // the other rank's call has failed by then and waits for the cause
       exchange->reset();
       while (!over) std::this_thread::sleep_for(Timeout{1});
       return;

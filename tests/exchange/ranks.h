@@ -35,17 +35,17 @@ inline std::shared_ptr<Exchange> borrowed(Exchange& exchange) {
   return {&exchange, [](Exchange*) {}};
 }
 
-inline constexpr Timeout kLong{20000};  // that no test waits for
+inline constexpr Timeout kLong{20000};  // longer than any test waits
 
-// How the ranks of a test talk to each other.
+// How the ranks of a test communicate.
 enum class Over { kThreads, kCallbacks };
 inline const char* name_of(Over over) {
   constexpr const char* kNames[] = {"threads", "callbacks"};
   return kNames[static_cast<int>(over)];
 }
 
-// An exchange over a host's functions, the host being one over threads: what a caller's own
-// communication is to the library.
+// An exchange over a host's functions, as with a caller's own communication; the host itself uses
+// threads.
 class CalledBack {
  public:
   static Result<std::unique_ptr<CalledBack>> connect(ThreadGroup& group, int rank, int world,
@@ -57,7 +57,7 @@ class CalledBack {
     return self;
   }
   Exchange& exchange() { return *exchange_; }
-  // Of all calls so far, what went to other ranks.
+  // Bytes sent to other ranks in all calls so far.
   int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
@@ -79,7 +79,8 @@ class CalledBack {
   std::unique_ptr<Exchange> host_, exchange_;
 };
 
-// Calls body(exchange) on each rank of a world of its own. The exchange goes when body returns.
+// Calls body(exchange) on each rank of a separate world. The exchange is destroyed when body
+// returns.
 inline void on_ranks(Over over, int world, Timeout timeout,
                      const std::function<void(Exchange&)>& body) {
   const auto group = must(ThreadGroup::make(world));
@@ -92,7 +93,7 @@ inline void on_ranks(Over over, int world, Timeout timeout,
   });
 }
 
-// Whether it comes true in time.
+// Whether the condition becomes true in time.
 inline bool comes_true(const std::function<bool()>& there) {
   for (const Deadline deadline(kLong); !there() && !deadline.passed();)
     std::this_thread::sleep_for(Timeout{5});

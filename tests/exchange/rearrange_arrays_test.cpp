@@ -38,7 +38,7 @@ TEST(CRearrangeArrays, GiveTheBitsOfAFreshOpen) {
     }
     layer.rearrange({2, 3, 0, 1}, c.tensors);
     EXPECT_THAT(layer.describe(), HasSubstr("\"placement\":\"2,3|0,1\""));
-    // What lies in a slot is the array's expert, byte for byte.
+    // Each slot holds the array's expert, byte for byte.
     const int64_t first = layer.describe().find("\"rank\":0") != std::string::npos ? 2 : 0;
     for (int64_t local = 0; local < 2; ++local) {
       const Expert& expected = c.tiny.experts[static_cast<size_t>(first + local)];
@@ -85,12 +85,12 @@ TEST(CRearrangeArrays, WhatOneRankGetsWrongReachesAllAndNothingChanges) {
   });
 }
 
-// An expert that is illegal is one that has begun to be replaced on other ranks.
+// If an expert is illegal, other ranks have already begun to replace it.
 TEST(CRearrangeArrays, AnIllegalExpertEndsTheExchangeByName) {
   on_two_ranks([](int rank, nvfp4_moe::Layer& layer, CLayer& c) {
     auto broken = c.tensors;
     std::vector<float> scales(c.tensors.down_tensor_scales, c.tensors.down_tensor_scales + 4);
-    scales[0] = -1;  // which the last slot is to have
+    scales[0] = -1;  // expert 0, which is to go to the last slot
     broken.down_tensor_scales = scales.data();
     const std::vector<int64_t> backwards{3, 2, 1, 0};
     auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());

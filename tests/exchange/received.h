@@ -13,7 +13,7 @@ namespace nvfp4_moe::internal::test {
 
 using Bytes = std::vector<std::byte>;
 
-// What comes of a failure is a text of one line and a code that there is.
+// Expects a known code, and a message of one line if and only if the status is a failure.
 inline void expect_said(const Status& status) {
   EXPECT_GE(status.code(), Code::kOk);
   EXPECT_LE(status.code(), Code::kCancelled);

@@ -29,7 +29,7 @@ CaseData case_of(ActivationFormat format) {
   spec.options.batch_invariant = true;
   auto data = must(make_case(spec));
   for (int64_t token = 0; token < kTokens;
-       ++token)  // all choices are experts of rank 0, so that nothing is awaited of rank 1
+       ++token)  // all choices are experts of rank 0, so that it waits for nothing from rank 1
     for (int64_t k = 0; k < 2; ++k) data->set_id(token, k, (token + k) % 2);
   return std::move(*data);
 }
@@ -44,7 +44,7 @@ struct Received {
   std::vector<size_t> sizes;  // (kMessages) bytes from rank 1
 };
 
-// Rank 0 of two, whose peer a test changes.
+// Rank 0 of two; a test alters its peer's messages.
 class RankZero {
  public:
   RankZero(const Backend& backend, const CaseData& data, int64_t capacity) : data_(data) {
@@ -59,7 +59,7 @@ class RankZero {
     layer_ = std::move(*opened);
   }
 
-  // A run, and what `change` makes of what rank 1 sends of it.
+  // A run in which `change` alters rank 1's messages.
   Received run(const std::function<void(int64_t message, std::span<std::byte>)>& change) {
     Received result;
     peer_.change = [&, before = peer_.calls](int64_t call, std::span<std::byte> received) {
@@ -86,8 +86,8 @@ void put(std::span<std::byte> received, size_t at, uint32_t word) {
 
 class ReceivedPackets : public BackendTest {};
 
-// A scale, a slot, a count or a row's number in each place: memory is safe (under sanitizers), and
-// this rank's own tokens have the bits that they have without it, or the run fails.
+// A scale, a slot, a count or a row's number at each place: either the run fails, or memory is safe
+// (under sanitizers) and this rank's own tokens keep their bits.
 ATTACK_TEST_P(kReceivedPackets, ReceivedPackets, AnyNumberInAnyPlaceLeavesOtherTokensAlone) {
   constexpr size_t kPlaces = 320;  // more than a packet of any format
   for (const auto& [format, capacity] :
@@ -130,7 +130,7 @@ TEST(ReceivedPacket, ScalesThatNoQuantizerWritesFailByName) {
     for (const uint32_t word : {kInfinity, kNaN, kDenormal, 0x80000001u, 0u}) {
       const Received received =
           RankZero(*backend, data, 0).run([&](int64_t message, std::span<std::byte> bytes) {
-            if (message == kPackets) put(bytes, 64, word);  // behind the codes
+            if (message == kPackets) put(bytes, 64, word);  // after the codes
           });
       EXPECT_THAT(received.status.message(),
                   HasSubstr("token 0 from rank 1: dispatch: block scale: expected a finite number "
@@ -184,7 +184,7 @@ ATTACK_TEST(kReceivedPackets, ReceivedPacket, CountsBelowZeroAreRefusedOnAllRank
   }
 }
 
-// No run can have these numbers: arrays would be read and written beyond their ends.
+// No run can have these numbers: arrays would be read and written past their ends.
 TEST(PacketCounts, NumbersThatCannotBeAreNamedWithTheirRank) {
   const struct {
     int64_t tokens_of_rank_1, tokens, rows;

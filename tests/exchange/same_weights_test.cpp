@@ -73,7 +73,7 @@ TEST(SameWeights, TheSameStackReadInAnotherOrderIsRefused) {
               Each(differ("hash of weights ", one, 1, *up_first, 1)));
 }
 
-// One expert that differs: the last one, of which rank 0 reads nothing.
+// Only the last expert differs, and rank 0 reads nothing of it.
 TEST(SameWeights, OneExpertThatDiffersIsSeen) {
   const TempDir folder;
   const BuilderOptions options{.model_type = "qwen3_moe"};

@@ -1,4 +1,5 @@
-// The thread that watches a device: when it polls, what a failure ends, and who is informed.
+// The thread that watches a device: when it polls, what a failure ends, and which ranks are
+// informed.
 #include "exchange/watch.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// A watch over a device that says what a test sets, and what it was asked.
+// A watch over a device with a state that the test sets. Stores the polls and the failures.
 struct Watching {
   explicit Watching(Exchange& exchange)
       : watch(exchange, {[this] {
@@ -110,7 +111,7 @@ TEST(Watch, ARankThatLeavesEndsTheOthers) {
   }
 }
 
-// No failure takes the place of another, and nobody asks a device that has failed.
+// The first failure is never replaced, and a device that has failed is no longer polled.
 TEST(Watch, TheFirstFailureStays) {
   on_ranks(Over::kThreads, 2, kLong, [](Exchange& exchange) {
     Watching device(exchange);
@@ -127,7 +128,7 @@ TEST(Watch, TheFirstFailureStays) {
       const int polls = device.polls;
       std::this_thread::sleep_for(3 * Watch::kInterval);
       EXPECT_EQ(device.polls, polls);
-      EXPECT_OK(exchange.poll());  // fail is of this rank alone
+      EXPECT_OK(exchange.poll());  // fail affects this rank only
       Watch::Lock lock = device.watch.lock();
       EXPECT_EQ(device.watch.fail_all(lock, Status(Code::kIo, "fourth")).message(), "first");
       EXPECT_FALSE(lock.owns_lock());

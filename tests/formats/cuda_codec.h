@@ -1,6 +1,6 @@
 // NVIDIA's own conversions as an oracle: the host code of cuda_fp4.h, cuda_fp8.h, cuda_bf16.h and
-// cuda_fp16.h, which needs no CUDA runtime and no GPU. Where the headers are absent, each test is
-// reported as skipped by its name.
+// cuda_fp16.h, which needs no CUDA runtime and no GPU. Without the headers each test is reported as
+// skipped, by name.
 #pragma once
 
 #if __has_include(<cuda_fp4.h>)

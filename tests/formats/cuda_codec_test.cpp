@@ -1,4 +1,4 @@
-// The codecs against CUDA's host conversions; cuda_codec_long_test.cpp takes every float32.
+// The codecs against CUDA's host conversions; cuda_codec_long_test.cpp tests every float32.
 #include "formats/cuda_codec.h"
 
 #include <bit>
@@ -108,7 +108,7 @@ TEST(CudaCodec, EncodesASampleOfAllPatterns) {
   uint64_t pattern = 0;
   for (int n = 0; n < (1 << 18); ++n, pattern += 0x9E3779B97F4A7C15u) {
     expect_same_double(std::bit_cast<double>(pattern));
-    // Most random doubles lie far outside these formats; bring their exponents to -40..23.
+    // Most random doubles are far outside these formats; bring their exponents to -40..23.
     expect_same_double(std::bit_cast<double>((pattern & 0x83FFFFFFFFFFFFFFu) + (983ull << 52)));
   }
 }

@@ -28,8 +28,8 @@ TEST(Fp8Weights, ShiftsAreTheLeastThatFit) {
   EXPECT_EQ(fp8_weight_shift(126), kFp8MostShift);
 }
 
-// Every code under every block scale that a matrix of each shift may have: the nearest of all E4M3
-// numbers.
+// Every code under every block scale that a matrix of each shift may have is the nearest of all
+// E4M3 numbers.
 TEST(Fp8Weights, AreRoundedOnce) {
   for (int largest = 1; largest < 127; ++largest) {
     const int shift = fp8_weight_shift(static_cast<uint8_t>(largest));

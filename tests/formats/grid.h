@@ -16,7 +16,8 @@ namespace nvfp4_moe::internal::test {
 
 struct Grid {
   std::vector<double> magnitudes;  // ascending; the index is the bit pattern without its sign
-  // else: past the midpoint to `overflow` lies Inf, whose pattern is the next index
+  // if false: values past the midpoint to `overflow` round to Inf, which has the next index as its
+  // pattern
   bool saturates = true;
   double overflow = 0;
 

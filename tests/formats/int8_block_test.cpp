@@ -25,8 +25,8 @@ struct Quantized {
   }
 };
 
-// A row whose blocks lie anywhere from subnormal to the largest numbers; some hold zeros, some one
-// element alone.
+// A row with blocks anywhere from subnormal to the largest numbers; some hold zeros, some a single
+// element.
 std::vector<float> row_of(DType dtype, uint64_t seed) {
   Random random(seed);
   std::vector<float> x;
@@ -63,7 +63,7 @@ TEST(Int8Block, IsTheContractsDefinition) {
   }
 }
 
-// Of every seventh float of a binade, and of every bf16: the largest element has code 127, with its
+// For every seventh float of a binade and every bf16: the largest element has code 127, with its
 // sign, so nothing needs a clamp.
 TEST(Int8Block, TheLargestElementIs127) {
   const auto check = [](float amax) {

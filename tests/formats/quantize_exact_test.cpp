@@ -105,7 +105,7 @@ TEST(ExactMode, EveryPairOfScaleAndBf16GivesTheExactlyRoundedCode) {
   EXPECT_GT(pairs, 2000000);
 }
 
-// Exact mode commutes with powers of two: one more factor 2 in x and s changes no byte.
+// Exact mode commutes with powers of two: another factor of 2 in x and s changes no byte.
 TEST(ExactMode, ScalesByPowersOfTwo) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
@@ -318,8 +318,8 @@ TEST(CompatMode, FollowsTheOrderOfOperations) {
     std::vector<float> x(16);
     const float size = spread(random);
     for (float& value : x) value = bf16_to_float(bf16_from_float(normal(random) * size));
-    // Every other scale puts amax beside a boundary of E4M3, where the order of the multiplications
-    // decides the byte.
+    // Every other scale puts amax next to a boundary of E4M3, at which the order of the
+    // multiplications determines the byte.
     const float beside =
         row_amax(x) /
         static_cast<float>(6.0 * e4m3_grid().midpoint(static_cast<size_t>(random() % 126)));

@@ -130,8 +130,8 @@ TEST(QuantizeWeights, MatchesPlainUnderAnyScale) {
   }
 }
 
-// Values placed on every boundary t * v * s (where that is a float) and one ulp to each side, for
-// every scale byte.
+// Values on every boundary t * v * s (if that is a float) and one ulp to each side, for every scale
+// byte.
 TEST(QuantizeWeights, MatchesPlainOnEveryBoundary) {
   std::mt19937 random(4);
   for (const float s :
@@ -228,7 +228,7 @@ TEST(QuantizeWeights, RefusesShapesAndScales) {
   }
 }
 
-// kMse: never worse than kMax, and exactly the best of the candidates that the header names.
+// kMse: never worse than kMax, and exactly the best of the candidates that the header lists.
 TEST(QuantizeWeights, MseSearchTakesTheBestNeighbour) {
   int better = 0;
   for (uint32_t seed = 0; seed < 40; ++seed) {
@@ -273,7 +273,7 @@ TEST(QuantizeWeights, MseSearchTakesTheBestNeighbour) {
   EXPECT_GT(better, 500);
 }
 
-// 12 = 6 * 2 = 4 * 3: no error under either scale, so the max choice 2 stays. With 8 = 4 * 2 alone
+// 12 = 6 * 2 = 4 * 3: no error under either scale, so the max choice 2 stays. With only 8 = 4 * 2
 // the candidates are 8/6 rounded and 2: here the second is strictly better.
 TEST(QuantizeWeights, MseTiesGoToTheMaxChoice) {
   std::vector<float> x(16, 0.0f);

@@ -106,7 +106,7 @@ TEST(ExpertScaleRows, SlotsAreAlignedDisjointAndWithinTheBound) {
       const int64_t base = expert_scale_row(first, e);
       EXPECT_EQ(base % 128, 0);
       ASSERT_GE(base, end) << "expert " << e;
-      end = round_up(base + count, 128);  // whole tiles: nobody else's rows lie in its padding
+      end = round_up(base + count, 128);  // whole tiles: the padding holds no other expert's rows
     }
     ASSERT_LE(end, expert_scale_rows_bound(rows, experts));
   }
@@ -131,7 +131,7 @@ TEST(ExpertScaleRows, SwizzlePutsEveryRowInItsExpertsSlot) {
       const int64_t first = offsets[static_cast<size_t>(e)];
       const int64_t count = offsets[static_cast<size_t>(e) + 1] - first;
       if (count == 0) continue;
-      // The expert's slot alone is the plain swizzle of its rows, found at its base.
+      // The expert's slot, found at its base, is the plain swizzle of its own rows.
       std::vector<uint8_t> alone(static_cast<size_t>(swizzled_scale_bytes(count, cols)));
       swizzle_scales(linear.data() + first * cols, cols, count, cols, alone.data());
       const int64_t base = expert_scale_row(first, e) * round_up(cols, 4);

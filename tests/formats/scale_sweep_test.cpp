@@ -52,8 +52,8 @@ size_t max_scale(const float* x, double s) {
   return e4m3_grid().round_quotient(amax_of(x), 6.0 * s);
 }
 
-// All positive scales; ties to the scale of kMax, then to the smallest. With weights none that
-// clips and has a larger error without weights than the scale of kMax.
+// All positive scales; ties go to the scale of kMax, then to the smallest. With weights, scales
+// that clip and have a larger unweighted error than the scale of kMax are excluded.
 size_t exhaustive(const float* x, double s, const float* weights) {
   size_t best = max_scale(x, s);
   const double of_max = error_of(x, best, s, nullptr);
@@ -110,7 +110,7 @@ std::vector<float> data(Data kind, size_t count, uint32_t seed) {
   return x;
 }
 
-// None; like activations; many zeros; over all of float; only what is small matters.
+// None; like activations; many zeros; over all of float; only small elements matter.
 enum class Weights { kNone, kMoments, kHoles, kWide, kSmall, kWeights };
 
 std::vector<float> weights_of(Weights kind, const std::vector<float>& x, uint32_t seed) {
@@ -150,7 +150,7 @@ void expect_exhaustive(const std::vector<float>& x, float s, const std::vector<f
   }
 }
 
-// Tensor scales under which blocks lie all over E4M3: as usual, saturated, among the least scales,
+// Tensor scales that spread blocks over all of E4M3: normal, saturated, among the smallest scales,
 // and below them.
 TEST(ScaleSweep, IsTheBestOfAllScales) {
   for (int kind = 0; kind < static_cast<int>(Data::kData); ++kind) {
@@ -172,7 +172,7 @@ TEST(ScaleSweep, IsTheBestOfAllScales) {
   }
 }
 
-// Blocks that no argument of ours had in mind: every element anywhere among the midpoints and grid
+// Blocks that no argument of ours considered: every element anywhere among the midpoints and grid
 // values of some scale of E4M3, so that ties, and scales at both ends of the sweep, win.
 TEST(ScaleSweep, IsTheBestWhereScalesTie) {
   std::mt19937 random(5);
@@ -194,7 +194,7 @@ TEST(ScaleSweep, IsTheBestWhereScalesTie) {
     lowest += ratio < 1 / 6.6;
     highest += ratio > 1 / 3.9;
   }
-  // The best scale may lie beyond the neighbours of amax/6 and amax/4, to both sides.
+  // The best scale may be beyond the neighbours of amax/6 and amax/4, on both sides.
   EXPECT_GT(lowest, 50u);
   EXPECT_GT(highest, 50u);
 }
@@ -229,7 +229,7 @@ TEST(ScaleSweep, BlocksWithoutErrorKeepTheScaleOfMax) {
   std::vector<float> x(kBlock, 0.0f);
   x[3] = 12.0f;  // 6 * 2 = 4 * 3 = 3 * 4 = 2 * 6
   EXPECT_EQ(quantized(x, 1.0f, ScaleSearch::kSweep, {}).scales[0], 0x40);
-  x = data(Data::kNormal, kBlock, 9);  // all errors are 0 if nothing has a weight
+  x = data(Data::kNormal, kBlock, 9);  // without any weight all errors are 0
   const float s = tensor_scale_from_amax(static_cast<double>(row_amax(x)));
   EXPECT_EQ(quantized(x, s, ScaleSearch::kSweep, std::vector<float>(kBlock, 0.0f)).scales[0], 0x7E);
 }
@@ -244,7 +244,7 @@ TEST(ScaleSweep, NeverLosesToTheOtherSearches) {
   }
 }
 
-// One weight for all channels changes nothing, whatever it is.
+// One weight for all channels changes nothing, for any value of it.
 TEST(WeightedScales, EqualWeightsChangeNothing) {
   const std::vector<float> x = data(Data::kHeavy, 128 * kBlock, 4);
   const float s = tensor_scale_from_amax(static_cast<double>(row_amax(x)));
@@ -259,7 +259,7 @@ TEST(WeightedScales, EqualWeightsChangeNothing) {
   }
 }
 
-// A channel that was quiet where the weights come from may hold the largest element: it is not
+// A channel that was quiet in the data that w comes from may hold the largest element: it is not
 // clipped away.
 TEST(WeightedScales, KeepOutliersOfQuietChannels) {
   std::vector<float> x = data(Data::kNormal, kBlock, 12), w(kBlock, 1.0f);
@@ -290,7 +290,7 @@ TEST(WeightedScales, MseTakesTheBestNeighbourByWeightedError) {
   EXPECT_GT(moved, 100u) << "weights would not matter";
 }
 
-// Weights are of columns: a second row has the same ones.
+// Weights belong to columns: a second row has the same ones.
 TEST(WeightedScales, AreOfColumns) {
   const std::vector<float> row = data(Data::kHeavy, 8 * kBlock, 6);
   const std::vector<float> w = weights_of(Weights::kMoments, row, 7);

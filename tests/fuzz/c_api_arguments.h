@@ -1,6 +1,6 @@
 // Arguments for the C interface, drawn from fuzz bytes: numbers around every limit, and arrays and
-// structs whose memory is exactly as large as the call says, so that AddressSanitizer sees the
-// first byte read or written beyond it.
+// structs with exactly as much memory as the call declares, so that AddressSanitizer detects the
+// first byte read or written past the end.
 #pragma once
 
 #include <fuzzer/FuzzedDataProvider.h>
@@ -19,12 +19,12 @@ class Arguments {
 
   bool more() { return provider_.remaining_bytes() > 0; }
   int pick(int count) { return provider_.ConsumeIntegralInRange<int>(0, count - 1); }
-  // True once in 2^odds: deviations are rare enough that calls get past several checks.
+  // True once in 2^odds: deviations are rare enough that calls pass several checks.
   bool rarely(int odds = 4) {
     return provider_.ConsumeIntegralInRange<int>(0, (1 << odds) - 1) == 1;
   }
 
-  // Numbers that no check may let through as a size of memory, and those around zero.
+  // Numbers that no check may accept as a size of memory, and those around zero.
   int64_t bad_size() {
     static constexpr int64_t kBad[] = {
         0,
@@ -80,7 +80,7 @@ class Arguments {
     return kNames[pick(static_cast<int>(std::size(kNames)))];
   }
 
-  // `size` bytes of their own allocation; a few come from the input, the rest repeats them.
+  // A separate allocation of `size` bytes; a few come from the input, the rest repeats them.
   uint8_t* bytes(int64_t size, uint8_t mask = 0xFF) {
     const auto seed = provider_.ConsumeBytes<uint8_t>(static_cast<size_t>(in(1, 24)));
     return fill(size, [&](size_t i) {
@@ -112,7 +112,7 @@ class Arguments {
     return rarely(5) ? nullptr : pointer;
   }
 
-  // The struct in memory of struct_size bytes: mostly its own size, else cut short (an older
+  // The struct in memory of struct_size bytes: usually its own size, otherwise cut short (an older
   // header's) or longer.
   template <class T>
   T* structure(T value) {
@@ -123,7 +123,7 @@ class Arguments {
       size = static_cast<size_t>(in(0, static_cast<int64_t>(sizeof(T)) + 64));
       tail = rarely(2) ? 1 : 0;
     }
-    // The size itself is always there to be read.
+    // The size field itself can always be read.
     auto* memory =
         fill(static_cast<int64_t>(std::max(size, sizeof(size_t))), [&](size_t) { return tail; });
     std::memcpy(memory, &value, std::min(size, sizeof(T)));

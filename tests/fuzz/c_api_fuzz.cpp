@@ -1,10 +1,11 @@
 // The C interface with arguments of every kind: struct sizes, null pointers, enums, sizes, ids and
 // dtypes out of range.
 //
-// One input is a list of calls on at most one layer and one linear. Arrays are as large as the
-// sizes that are passed with them say, or the sizes are impossible: a caller who lies about his
-// memory cannot be guarded against. Checked beside crashes and leaks: codes are known ones, every
-// failure has a one-line text, and leaves no handle behind.
+// One input is a list of calls on at most one layer and one linear. Arrays have the sizes that are
+// passed with them, or the sizes are impossible: the library cannot detect a caller that passes
+// wrong sizes of its memory. Checks that nothing crashes or leaks, that codes are known ones, and
+// that every failure has a one-line text and leaves no handle open.
+//
 // Long because every function of the interface has its call.
 #include <unistd.h>
 
@@ -38,7 +39,7 @@ void check_text(nvfp4_moe_status code, char* text) {
   nvfp4_moe_text_free(text);
 }
 
-// A host's threads that are not threads: pieces in reverse order.
+// A host's "threads" on one thread: pieces in reverse order.
 void lent_parallel_for(int64_t count, int64_t grain, nvfp4_moe_parallel_body body, void* context,
                        void*) {
   for (int64_t begin = (count - 1) / grain * grain; begin >= 0; begin -= grain)
@@ -46,7 +47,7 @@ void lent_parallel_for(int64_t count, int64_t grain, nvfp4_moe_parallel_body bod
 }
 
 // Options of an older header may end between `progress` and `progress_user`: then there is no
-// number to stop at.
+// number at which to stop.
 int32_t cancel_at(const nvfp4_moe_progress* progress, void* user) {
   return user != nullptr && progress->done < *static_cast<const int64_t*>(user) ? 1 : 0;
 }
@@ -173,7 +174,7 @@ class Session {
       check_text(code, text);
   }
 
-  // Whether arrays of a gate are given: but for a stray one where experts have none.
+  // Whether to pass arrays of a gate: rarely so if experts have no gate.
   bool gives_gate(const nvfp4_moe_config& config) {
     return config.activation != NVFP4_MOE_ACTIVATION_RELU2 || a_.rarely(5);
   }
@@ -199,7 +200,7 @@ class Session {
   void open_layer() {
     nvfp4_moe_config config = small_config();
     nvfp4_moe_layer_options options = small_options();
-    // Arrays for all experts, whatever the range says: it may not reach beyond them.
+    // Arrays for all experts, for every range: a range must not reach beyond them.
     const int64_t experts = config.num_experts;
     const int64_t values = config.hidden_size * config.intermediate_size;
     const int64_t stride_factor = a_.rarely(2) ? 2 : 1;
@@ -228,7 +229,7 @@ class Session {
           a_.structure(expert(config, std::max<int64_t>(config.shared_intermediate_size, 16)));
     t.hidden_scale = a_.scale();
     t.intermediate_scale = a_.scale();
-    // Sizes that cannot be: the arrays must not be touched.
+    // Impossible sizes: the arrays must not be accessed.
     if (a_.rarely()) {
       int64_t* sizes[] = {&config.top_k, &config.hidden_size, &config.intermediate_size,
                           &config.num_experts};
@@ -247,7 +248,7 @@ class Session {
     config_ = config;
     size_t config_bytes = 0;
     std::memcpy(&config_bytes, given, sizeof(config_bytes));
-    if (config_bytes < sizeof(config)) {  // what an older header's struct lacks was zero
+    if (config_bytes < sizeof(config)) {  // fields that an older header's struct lacks were zero
       nvfp4_moe_config cut{};
       std::memcpy(&cut, &config, config_bytes);
       config_ = cut;
@@ -283,7 +284,7 @@ class Session {
     const nvfp4_moe_batch* batch = a_.structure(b);
 
     size_t size = 0;
-    // Of the tokens, or of as many as the layer takes: it may have been opened with a smaller
+    // The size for these tokens, or for the layer's most tokens if it was opened with a smaller
     // limit.
     int64_t most = std::min(tokens, kMaxTokens);
     while (layer_ != nullptr && !check(nvfp4_moe_layer_workspace_bytes(layer_, most, &size)))
@@ -533,8 +534,8 @@ class Session {
       c.correction_bias = 0, c.num_expert_group = 0, c.scoring = 1;
     c.reserved = a_.rarely(6) ? 1 : 0;
     const nvfp4_moe_router_config* given = a_.structure(c);
-    // The arrays are of the config that the library reads: what an older header's struct lacks is
-    // zero.
+    // The arrays fit the config that the library reads: fields that an older header's struct lacks
+    // are zero.
     nvfp4_moe_router_config read{};
     size_t size = 0;
     if (given != nullptr) std::memcpy(&size, given, sizeof(size));

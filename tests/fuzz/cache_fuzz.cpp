@@ -1,11 +1,11 @@
-// Bytes as a file of the packed cache: it is taken if and only if it is, byte for byte, the file
+// Bytes as a file of the packed cache: it is accepted if and only if it is, byte for byte, the file
 // that its own scales and payload make.
 //
 // An input is the file without its padding: a byte of flags, header (88), scales (3 sets), payload
-// (64), and then changes, three bytes each: a position and a value to put there, anywhere in the
-// file. Flag 1 puts the right sizes and key into the header, flag 2 the right payload hash, flag 4
-// the right head hash, so that the fuzzer need not invert hashes; flag 8 takes the input as the
-// file as it stands.
+// (64), and then changes of three bytes each, a position anywhere in the file and the value to put
+// there. Flags 1, 2 and 4 put the right sizes and key, the right payload hash, and the right head
+// hash into the header, so that the fuzzer need not invert hashes. Flag 8 takes the input unchanged
+// as the file.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Text as config.json and hf_quant_config.json, cut at the first line "---"; and as JSON alone,
+// Text as config.json and hf_quant_config.json, split at the first line "---"; and as plain JSON,
 // against nlohmann.
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -34,8 +34,8 @@ void compare_with_nlohmann(std::string_view text) {
   REQUIRE(!describe_json(*strict).empty());
 }
 
-// With Python's numbers the same and more: no other text changes its value, and what is written is
-// JSON.
+// With Python's numbers enabled, the same texts are accepted, and more: no other text changes its
+// value, and the output is JSON.
 void compare_with_python_numbers(std::string_view text) {
   JsonLimits limits;
   limits.max_depth = 16;
@@ -64,8 +64,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     check_status(info.status());
     return 0;
   }
-  // What is accepted can be made into a layer's config or is refused there with a reason: no value
-  // slips through.
+  // An accepted config can be made into a layer's config, or is refused there with a reason: no
+  // wrong value gets through.
   REQUIRE(!info->family.empty() && !info->model_type.empty());
   REQUIRE(info->options.num_experts > 0 && info->options.top_k > 0 &&
           info->options.hidden_size > 0 && info->options.intermediate_size > 0);
@@ -74,7 +74,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     REQUIRE(layer > before);
     before = layer;
   }
-  // Targets and globs of the file are matched against names: in bounded time, with a result or a
+  // The file's targets and globs are matched against names: in bounded time, with a result or a
   // reason.
   for (const char* module :
        {"model.layers.3.mlp.experts.17.down_proj", "layers.0.ffn.shared_experts.w1"}) {

@@ -1,10 +1,10 @@
 // Arbitrary messages from another rank, and the C interface of exchanges, placements and
 // rearranging with arguments of every kind.
 //
-// One input is what another rank sends of a layer's runs, changed in some places; or a list of
-// calls on a layer over a world of one rank, where no call can wait for anybody. Checked besides
-// crashes and leaks: codes are known ones, every failure has a text of one line, and nothing takes
-// longer than its timeout.
+// One input is another rank's messages in a layer's runs, altered in some places; or a list of
+// calls on a layer over a world of one rank, in which no call can wait for another rank. Checks
+// that nothing crashes or leaks, that codes are known ones, that every failure has a text of one
+// line, and that nothing takes longer than its timeout.
 #include <algorithm>
 #include <cstring>
 #include <span>
@@ -60,7 +60,7 @@ class Calls {
     connect();
     for (int calls = 0; calls < 16 && a_.more(); ++calls) one_call();
   }
-  // Over an exchange that is there: opens a layer as all ranks do, then runs.
+  // If there is an exchange: opens a layer as all ranks do, then runs.
   template <class Opened>
   void play_as_rank_0(const Opened& opened) {
     for (int attempts = 0; layer_ == nullptr && attempts < 4 && a_.more(); ++attempts) open();
@@ -80,7 +80,7 @@ class Calls {
       fails_ = a_.rarely(3) ? 1 : 0;
       callbacks.user = &fails_;
       callbacks.all_to_all_v = a_.rarely(4) ? nullptr : copy_own_block;
-      // A host's function copies one block: no world but of one.
+      // A host's function that copies one block: it only serves a world of one.
       const bool one = rank == 0 && world == 1;
       check(nvfp4_moe_exchange_connect(one ? a_.structure(callbacks) : nullptr, rank, world,
                                        timeout, out));
@@ -186,8 +186,8 @@ class Calls {
       case 4: {
         const std::vector<int64_t> placement = slots();
         const int64_t count = a_.rarely() ? a_.bad_size() : static_cast<int64_t>(placement.size());
-        // A caller who lies about his memory cannot be guarded against: a count that the layer
-        // takes is there.
+        // The library cannot detect a count larger than the caller's memory, so any count that a
+        // layer accepts is backed by memory.
         if (count > static_cast<int64_t>(placement.size()) && count <= 64) return;
         check(nvfp4_moe_layer_rearrange_tensors(a_.maybe(layer_), a_.maybe(placement.data()), count,
                                                 a_.structure(tensors())));
@@ -216,8 +216,8 @@ class Calls {
   nvfp4_moe_layer* layer_ = nullptr;
 };
 
-// Runs of a layer whose rank 1 sends what rank 0 would, but for some words: from the opening on, or
-// of the runs alone.
+// Runs of a layer in which rank 1 sends rank 0's messages with some words altered: from the opening
+// on, or in the runs only.
 void take_a_peers_packets(Arguments& a) {
   test::EchoPeer peer;
   const bool from_the_start = a.rarely(2);

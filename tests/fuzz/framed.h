@@ -1,5 +1,5 @@
-// A safetensors file from header text: the length in front, and as much data behind as the text's
-// last offset names (up to a limit), so that a fuzzer need not find those numbers.
+// A safetensors file from header text: the length first, then the text, then as much data as the
+// text's last offset asks for (up to a limit), so that a fuzzer need not find those numbers.
 #pragma once
 
 #include <cctype>

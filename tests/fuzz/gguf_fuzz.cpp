@@ -1,9 +1,9 @@
-// Bytes as a GGUF file: header parse, the properties of what it accepts, a walk over the file's
+// Bytes as a GGUF file: header parse, the properties of accepted headers, a walk over the file's
 // tensors, and the model that its metadata makes of them: findings, statistics, and the first
 // expert of each layer.
 //
-// The data that a header names stands behind it (up to a limit) as a byte that is a code and a
-// scale, so that the fuzzer need not write it.
+// The data that a header names is appended (up to a limit) as a repeated byte that is valid as a
+// code and as a scale, so that the fuzzer need not write it.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -26,7 +26,7 @@ void check_status(const Status& status) {
   for (const char c : status.message()) REQUIRE(static_cast<unsigned char>(c) >= 0x20);
 }
 
-// Tensors lie behind each other, and within the file.
+// Tensors follow one another, within the file.
 void check_header(const GgufHeader& header, uint64_t file_size) {
   uint64_t covered = 0;
   for (const TensorInfo& info : header.tensors) {
@@ -56,7 +56,8 @@ void check_model(const std::string& path) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string bytes(reinterpret_cast<const char*>(data), size);
-  // How much data the header names: too little is cut off, too much is refused otherwise.
+  // The number of data bytes that the header names: fewer are cut off, more are refused for another
+  // reason.
   std::string longer = bytes;
   for (uint64_t low = 0, high = kMaxData; low < high;) {
     const uint64_t middle = (low + high) / 2;

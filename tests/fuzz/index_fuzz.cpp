@@ -1,4 +1,4 @@
-// Bytes as model.safetensors.index.json beside two shards: what is accepted names the shards'
+// Bytes as model.safetensors.index.json next to two shards: an accepted index names the shards'
 // tensors, each in the file that holds it, and no file of another folder.
 #include <cstdint>
 #include <string>

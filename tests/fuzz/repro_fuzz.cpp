@@ -1,7 +1,7 @@
-// Bytes as a repro file: read, run on the reference and on the CPU backend, and compared. What is
-// wrong with it is a Status, and what is right runs.
+// Bytes as a repro file: read, run on the reference and on the CPU backend, and compared. An
+// invalid file gives a Status, a valid one runs.
 //
-// An input that begins with '{' is header text (fuzz/framed.h), any other a file as it stands.
+// An input that begins with '{' is header text (fuzz/framed.h). Any other input is the whole file.
 #include <cstdint>
 #include <string>
 

@@ -1,4 +1,4 @@
-// REQUIRE(condition): what a fuzz target checks beyond "does not crash". Stops so that libFuzzer
+// REQUIRE(condition): a fuzz target's checks beyond "does not crash". Aborts so that libFuzzer
 // keeps the input.
 #pragma once
 

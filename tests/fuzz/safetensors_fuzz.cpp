@@ -1,9 +1,9 @@
-// Bytes as a safetensors file: header parse, the properties of what it accepts, and a walk over the
-// file's tensors.
+// Bytes as a safetensors file: header parse, the properties of accepted headers, and a walk over
+// the file's tensors.
 //
-// An input that begins with '{' is header text: the length is put in front and as much data behind
-// as its last offset names (up to a limit), so that the fuzzer need not find those numbers. Any
-// other input is a file as it stands.
+// An input that begins with '{' is header text: the length is put in front and data appended up to
+// the last offset that it names (up to a limit), so that the fuzzer need not find those numbers.
+// Any other input is the whole file.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -38,7 +38,7 @@ void check_header(const SafetensorsHeader& header, uint64_t file_size) {
   }
   REQUIRE(header.data_offset + covered == file_size);
 
-  // What is read can be written: the same tensors in the same order, read again.
+  // A header that was read can be written: the same tensors in the same order when read again.
   std::vector<TensorInfo> tensors = header.tensors;
   REQUIRE(assign_offsets(tensors).ok());
   const Result<std::string> written = header_bytes(tensors, header.metadata);
@@ -48,7 +48,7 @@ void check_header(const SafetensorsHeader& header, uint64_t file_size) {
   REQUIRE(again.ok() && again->tensors.size() == header.tensors.size() &&
           again->metadata == header.metadata);
   for (const TensorInfo& info : again->tensors) {
-    // tensors without bytes may change places with others that begin where they do
+    // tensors without bytes may change places with others that begin at the same offset
     bool found = false;
     for (const TensorInfo& before : header.tensors)
       found |= before.name == info.name && before.dtype == info.dtype &&
@@ -58,8 +58,7 @@ void check_header(const SafetensorsHeader& header, uint64_t file_size) {
   }
 }
 
-// The file: every tensor is found by name, may be asked for in advance, and is read to its last
-// byte.
+// The file: every tensor is found by name, may be prefetched, and is read to its last byte.
 void walk_file(const std::string& bytes) {
   const int fd = memfd_create("safetensors_fuzz", MFD_CLOEXEC);
   REQUIRE(fd >= 0 && write(fd, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));

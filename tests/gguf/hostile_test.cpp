@@ -25,7 +25,7 @@ void expect_presentable(const Status& status) {
   }
 }
 
-// Tensors cover the data from its beginning, each where the one before it ends, padded.
+// Tensors cover the data from its beginning: each begins at the padded end of the one before it.
 void expect_tiling(const GgufHeader& header, uint64_t size) {
   uint64_t covered = 0;
   for (const TensorInfo& info : header.tensors) {
@@ -184,7 +184,7 @@ ATTACK_TEST(kHostileFiles, HostileGguf, IsRefusedInOneLineEach) {
   EXPECT_GE(names.size(), 50u);
 }
 
-// What the table bends is right before it is bent.
+// The files are valid before the table alters them.
 TEST(HostileGguf, TheGoodFilesAreGood) {
   GgufBuilder builder;
   builder.text("general.architecture", "qwen3moe").real("r", 1.5f).number("n", 7);
@@ -209,7 +209,7 @@ TEST(HostileGguf, TheGoodFilesAreGood) {
     EXPECT_EQ(describe(header->tensors[0]), "(2, 2) F32");
     EXPECT_EQ(describe(header->tensors[2]), "(3, 128) NVFP4");
     EXPECT_EQ(header->tensors[2].size_bytes(), 3u * 72);
-    // The padding of the last tensor need not be there.
+    // The padding of the last tensor may be missing.
     EXPECT_OK(parse_gguf_header(as_bytes(file), file.size() - (32 - 3 * 72 % 32)));
   }
 }
@@ -232,13 +232,13 @@ ATTACK_TEST(kTruncations, HostileGguf, EveryTruncationIsRefused) {
   const auto whole = must(parse_gguf_header(as_bytes(good), good.size()));
   const uint64_t end = whole->data_offset + whole->tensors.back().end;
   for (size_t size = 0; size < good.size(); ++size) {
-    // an allocation of its own: a read behind it is seen
+    // a separate allocation, so that sanitizers detect a read past its end
     const std::string cut = good.substr(0, size);
     const auto header = parse_gguf_header(as_bytes(cut), cut.size());
     attacked();
     ASSERT_EQ(header.ok(), size >= end) << size;
     if (!header.ok()) expect_presentable(header.status());
-    // The file is there, but less of it was handed over than the header needs.
+    // The file is complete, but the caller passes less of it than the header needs.
     bool more_needed = false;
     const auto partial = parse_gguf_header(as_bytes(cut), good.size(), &more_needed);
     ASSERT_EQ(partial.ok(), size >= header_bytes) << size;
@@ -270,7 +270,7 @@ ATTACK_TEST(kHostileFiles, HostileGguf, DisturbedBytesNeverBreakTheTiling) {
   EXPECT_GT(accepted, 0);
 }
 
-// A header of any length is found by reading further; one that never ends is not.
+// A header of any length is found by reading further; an endless one is refused.
 TEST(HostileGguf, LongHeadersAreReadInSteps) {
   TempDir dir;
   GgufBuilder builder;
@@ -285,7 +285,7 @@ TEST(HostileGguf, LongHeadersAreReadInSteps) {
   ASSERT_OK(file->read(file->offset(file->tensors()[0]), read, 4));
   EXPECT_EQ(std::string(read, 4), "1234");
 
-  // 101 MiB of text, of which the file has no byte on disk.
+  // 101 MiB of text, none of it on disk.
   GgufBuilder endless;
   endless.raw("k", 8, le64(uint64_t{101} << 20));
   write_file(dir.file("endless.gguf"), endless.header());

@@ -76,7 +76,7 @@ TEST_P(Judge, ErrorsOfTwiceTheLimitFail) {
               HasSubstr("relative L2"));
 }
 
-// Faults that turn a pair red, and what is said of them.
+// Faults that turn a pair red, and words of the message about them.
 struct Fault {
   const char* name;
   std::function<void(Pair&)> plant;
@@ -182,8 +182,7 @@ TEST_P(Judge, WhatIsEqualHolds) {
 }
 
 TEST_P(Judge, SmallTokenIsHeldToATenthOfTheMeanNorm) {
-  // A token of next to nothing beside loud ones: a small absolute error passes, a loud one does
-  // not.
+  // A token of next to nothing among loud ones: a small absolute error passes, a loud one does not.
   const auto shrink = [](Pair& p) {
     for (int64_t c = 0; c < kChannels; ++c) p.at(9, c) = p.expected_at(9, c) *= 1e-6f;
   };
@@ -237,8 +236,8 @@ TEST(LayerLimits, Int8LiesBetweenTheOtherFormats) {
   };
   EXPECT_GT(limit(ActivationFormat::kInt8Block), limit(ActivationFormat::kBf16));
   EXPECT_LT(limit(ActivationFormat::kInt8Block), limit(ActivationFormat::kNvfp4) / 2);
-  // What int8_block itself costs against bf16 activations, 9e-3, is out of its limit: kernels
-  // cannot hide behind it.
+  // The limit is below int8_block's own error against bf16 activations, 9e-3, so faulty kernels
+  // cannot pass as int8_block's rounding.
   EXPECT_LT(limit(ActivationFormat::kInt8Block), 6e-3);
 }
 
@@ -247,8 +246,8 @@ TEST(LayerLimits, Fp8HoldsHoppersSums) {
     return layer_limits(config_of(format), 64).relative_l2;
   };
   EXPECT_GT(limit(ActivationFormat::kFp8), limit(ActivationFormat::kInt8Block));
-  // What fp8 itself costs against bf16 activations and unrounded weights, 3.4e-2 a GEMM, is out of
-  // its limit.
+  // The limit is below fp8's own error against bf16 activations and unrounded weights, 3.4e-2 a
+  // GEMM.
   EXPECT_LT(limit(ActivationFormat::kFp8), 3.4e-2);
 }
 

@@ -17,8 +17,8 @@ namespace {
 std::atomic<int64_t> allocations{0};
 }
 
-// Not inlined: the compiler would see malloc beside delete, and free beside new, and warn of a
-// mismatch.
+// Not inlined: otherwise the compiler would see malloc paired with delete and free paired with new,
+// and warn of a mismatch.
 [[gnu::noinline]] void* operator new(size_t size) {
   allocations.fetch_add(1, std::memory_order_relaxed);
   if (void* p = std::malloc(size != 0 ? size : 1)) return p;

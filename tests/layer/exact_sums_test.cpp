@@ -1,11 +1,12 @@
-// Whole layers whose every sum is exact in fp32, in any order and however wide a tensor core adds:
-// the output of every backend has the reference's bits, from one row an expert to 150.
+// Whole layers in which every sum is exact in fp32, in any order and however wide a tensor core
+// adds: the output of every backend has the reference's bits, from one row an expert to 150.
 //
 // Columns of hidden come in pairs of one value, and the weights of gate and up in pairs (w, -w), so
-// that all products count and cancel. What is left of gate is 36 times a power of two, whose SiLU
-// is itself in fp32; what is left of up is twice one value of hidden. So the intermediate is 9
-// times a small power of two times an E2M1 value, which bf16 holds and whose block scales E4M3
-// holds; the products of gemm2 are whole multiples of one step, their sums below 2^24 of them.
+// that all products count and cancel. The rest of gate is 36 times a power of two, with a SiLU
+// equal to itself in fp32; the rest of up is twice one value of hidden. So the intermediate is 9
+// times a small power of two times an E2M1 value: exact in bf16, with block scales that are exact
+// in E4M3. The products of gemm2 are whole multiples of one step, and their sums are below 2^24 of
+// them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,8 +32,8 @@ void set_code(Nvfp4Buffers& matrix, int64_t cols, int64_t row, int64_t col, uint
                       : static_cast<uint8_t>((pair & 0x0F) | code << 4);
 }
 
-// (rows, kHidden) of pairs (w, -w) and scales of 1 or 2, except the blocks of scale 1 if the caller
-// puts its own.
+// (rows, kHidden) of pairs (w, -w) and scales of 1 or 2. put_pair later sets its block's scale to
+// 1.
 void fill_with_pairs(Nvfp4Buffers& matrix, int64_t rows, Random& random) {
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t col = 0; col < kHidden; col += 2) {
@@ -104,7 +105,7 @@ TEST_P(ExactSums, LayersHaveTheReferencesBits) {
       const std::vector<uint8_t> expected = reference.run(data), actual = own.run(data);
       ASSERT_EQ(test::difference(expected, actual, DType::kF32, kHidden), "");
       EXPECT_EQ(own.broken_guard(), -1);
-      // Every element has a value of its own, so that none can stand for another.
+      // All elements differ, so that swapped elements are detected.
       const std::vector<float> values = test::to_floats(expected, DType::kF32);
       EXPECT_GT(std::set<float>(values.begin(), values.end()).size(),
                 std::min<size_t>(values.size() / 4, 2000));

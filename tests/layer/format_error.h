@@ -1,4 +1,4 @@
-// One layer in several formats of activations, for tests of what a format costs.
+// One layer in several formats of activations, for tests of a format's error.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,8 +13,8 @@
 
 namespace nvfp4_moe::internal::test {
 
-// Rows and output in fp32, so that what shows is the format's error and no rounding after it; the
-// same weights in every format. 48 tokens of 512.
+// Rows and output in fp32, so that only the format's error shows and no rounding after it; the same
+// weights in every format. 48 tokens of 512.
 inline std::vector<float> same_weights_in(const Backend& backend, ActivationFormat format,
                                           DataKind kind) {
   Case spec;
@@ -33,7 +33,7 @@ inline std::vector<float> same_weights_in(const Backend& backend, ActivationForm
   return to_floats(host.run(*data), DType::kF32);
 }
 
-// Against hidden as it is: it is bf16, so that the bf16 layer multiplies it without rounding.
+// Against hidden unchanged: it is bf16, so the bf16 layer multiplies it without rounding.
 inline double format_error(const Backend& backend, ActivationFormat format, DataKind kind) {
   const std::vector<float> truth =
       same_weights_in(kReferenceBackend, ActivationFormat::kBf16, kind);

@@ -22,8 +22,8 @@ class Fp8Layer : public test::BackendTest {
   }
 };
 
-// E4M3 rounds every element by 2.6 % rms, whatever lies beside it. NVFP4 rounds a block's largest
-// element less than that, so that its lead is smaller where few elements have most of the norm.
+// E4M3 rounds every element by 2.6 % rms, independent of its neighbours. NVFP4 rounds a block's
+// largest element less than that, so fp8's lead is smaller if few elements have most of the norm.
 TEST_P(Fp8Layer, ErrsLessThanHalfOfNvfp4) {
   if (declined()) GTEST_SKIP() << backend().name << " declines fp8";
   for (const auto& [kind, share] :
@@ -33,11 +33,11 @@ TEST_P(Fp8Layer, ErrsLessThanHalfOfNvfp4) {
     RecordProperty(std::string("fp8_relative_l2_") + to_string(kind), std::to_string(fp8));
     RecordProperty(std::string("nvfp4_relative_l2_") + to_string(kind), std::to_string(nvfp4));
     EXPECT_LE(fp8, share * nvfp4) << to_string(kind);
-    EXPECT_GE(fp8, 0.02) << to_string(kind);  // less than this and nothing was rounded
+    EXPECT_GE(fp8, 0.02) << to_string(kind);  // if it were less, nothing would have been rounded
   }
 }
 
-// Backends find shifts and counts by code of their own, and both are the contract's.
+// Each backend's own code finds shifts and counts, and both must be the contract's.
 TEST_P(Fp8Layer, PacksWhatTheContractSays) {
   if (declined()) GTEST_SKIP() << backend().name << " declines fp8";
   for (const Case& spec : cases_named("fp8_shared_ep/")) {

@@ -25,10 +25,9 @@ TEST_P(Int8BlockLayer, ErrsAHundredTimesLessThanNvfp4) {
   RecordProperty("int8_block_nmse", std::to_string(int8));
   RecordProperty("nvfp4_nmse", std::to_string(nvfp4));
   EXPECT_LE(int8, 1e-4);
-  EXPECT_GT(int8, 1e-5);  // less than this and nothing was quantized
+  EXPECT_GT(int8, 1e-5);  // if it were less, nothing would have been quantized
   EXPECT_GE(nvfp4, 100 * int8);
-  // One channel in 32 twenty times larger: it takes the resolution of its own block and of no
-  // other.
+  // One channel in 32 is twenty times larger: it reduces the resolution of its own block only.
   EXPECT_LE(nmse(ActivationFormat::kInt8Block, DataKind::kOutliers), 2.5e-4);
 }
 
@@ -63,7 +62,8 @@ TEST(Int8BlockReference, CancelsExactlyOverEverySpread) {
     for (const int small : {-109, -60, -3}) {
       if (small >= large) continue;
       const float big = std::ldexp(1.37f, large), rest = std::ldexp(-1.91f, small);
-      // In double the sum of these blocks is 0, or rest's last bits are gone, from 2^29 apart on.
+      // Summed in double, these blocks give 0, or lose rest's last bits, if they are 2^29 or more
+      // apart.
       const double expected = 16.0 * -127 * static_cast<float>(std::fabs(rest) / 127.0f);
       EXPECT_EQ(ones_times(kReferenceBackend, blocks({big, rest, -big, 0})).front(),
                 static_cast<float>(expected))
@@ -73,8 +73,9 @@ TEST(Int8BlockReference, CancelsExactlyOverEverySpread) {
 }
 
 TEST(Int8BlockReference, RoundsOnce) {
-  // 2^24 + 1 and a bit below: without the bit a tie that goes to 2^24, with it the next float. 127
-  // * 16 = 2032 is no power of two, so the block of 2^24 is made of one element of each kind.
+  // 2^24 + 1 and a bit below: without the bit it is a tie that goes to 2^24, with it the next
+  // float. 127 * 16 = 2032 is not a power of two, so the block of 2^24 is made of one element of
+  // each kind.
   std::vector<float> x(64, 0.0f);
   x[0] = 127 * 0x1p17f;   // s = 2^17, code 127
   x[1] = 0x1p17f;         // code 1: 128 * 2^17 = 2^24 together

@@ -58,17 +58,18 @@ TEST(ActivationScalesOfALayer, FollowOptionsAndCheckpoint) {
     float hidden, intermediate;
   } cases[] = {
       {small(), {}, 0, 0},
-      // static: rounded up to a power of two, times headroom, and at least the least normal number.
+      // static: rounded up to a power of two, times headroom, and at least the smallest normal
+      // number.
       {of(Scale::kStatic, kInnerDynamic), {0.0021f, {}}, 0x1p-8f, 0},
       {of(Scale::kStatic, kInnerDynamic), {0x1p-9f, {}}, 0x1p-9f, 0},
       {of(Scale::kStatic, kInnerDynamic, Format::kNvfp4, 16), {0.0021f, {}}, 0x1p-4f, 0},
       {of(Scale::kStatic, kInnerDynamic, Format::kNvfp4, 0x1p-3f), {0x1p-140f, {}}, 0x1p-126f, 0},
       {of(Scale::kStatic, kInnerDynamic, Format::kNvfp4, 0x1p20f), {0x1p107f, {}}, 0x1p127f, 0},
-      {of(Scale::kCompat, Inner::kCompat), {0.0021f, 0.0123f}, 0.0021f, 0.0123f},  // as they are
+      {of(Scale::kCompat, Inner::kCompat), {0.0021f, 0.0123f}, 0.0021f, 0.0123f},  // unchanged
       // fixed of a checkpoint: sixteenfold room.
       {of(kDynamic, Inner::kFixed), {{}, 0.0021f}, 0, 0x1p-4f},
       {of(kDynamic, Inner::kFixed), {{}, 0x1p123f}, 0, 0x1p127f},
-      // fixed of a clamp: the least that cannot saturate.
+      // fixed of a clamp: the smallest that cannot saturate.
       {fixed_by(Activation::kSwigluClamped, 10), {{}, 0.01f}, 0, 0x1p-4f},  // 100 / 2688 = 0.0372
       {fixed_by(Activation::kSwigluStep, 7), {{}, 0.01f}, 0, 0x1p-5f},      // 49 / 2688 = 0.0182
       {fixed_by(Activation::kSwigluOai, 7), {{}, 0.01f}, 0, 0x1p-5f},       // 56 / 2688 = 2^-5.58
@@ -76,7 +77,7 @@ TEST(ActivationScalesOfALayer, FollowOptionsAndCheckpoint) {
       {fixed_by(Activation::kSwigluClamped, 586), {}, 0, 0x1p7f},  // a block of 0.75 becomes 0
       {fixed_by(Activation::kSwigluClamped, 478, Format::kFp8), {}, 0, 0x1p9f},
       {fixed_by(Activation::kSwigluClamped, 10, Format::kFp8), {}, 0, 0x1p-2f},  // 100 / 448
-      // Weights only, and int8 blocks, have none.
+      // Weights only, and int8 blocks, have no scales.
       {of(Scale::kStatic, Inner::kFixed, Format::kBf16), {}, 0, 0},
       {of(kDynamic, kInnerDynamic, Format::kInt8Block), {0.01f, 0.02f}, 0, 0},
       // Rows of fp8 hold 448 times their scale and not 2688 times it.
@@ -112,8 +113,8 @@ TEST(ActivationScalesOfALayer, AFixedOneComesFromTheCallerFirst) {
     }
 }
 
-// Whatever L: what the activation reaches is <= 2688 s, and not <= 2688 s/2. Below L = 0.2785 it is
-// silu's minimum, found here by a walk over g, that counts.
+// For every limit L the activation's largest magnitude is <= 2688 s, and not <= 2688 s/2. Below L =
+// 0.2785 that magnitude is silu's minimum, found here by a walk over g.
 TEST(ActivationScalesOfALayer, AFixedOneOfAClampIsTheLeastThatCannotSaturate) {
   double depth = 0;
   for (double g = -3; g < 0; g += 1e-4) depth = std::max(depth, -g / (1 + std::exp(-g)));
@@ -165,7 +166,7 @@ TEST(ActivationScalesOfALayer, WhatGivesNoneIsDeclined) {
        "intermediate_scale fixed: down input_scale x 16: expected a row scale of at most 2^127"},
       {of_compat, {{}, 0x1p-127f}, "down input_scale within [2^-126, 2^126]"},
       {of_compat, {{}, 0x1.8p126f}, "down input_scale within [2^-126, 2^126]"},
-      // A limit that stands for "none" would make every h a 0.
+      // A limit that effectively means "none" would make every h a 0.
       {clamped(1e19f, Format::kNvfp4),
        {},
        "intermediate_scale fixed: expected a swiglu_limit whose bound of the activation's output, "
@@ -173,7 +174,7 @@ TEST(ActivationScalesOfALayer, WhatGivesNoneIsDeclined) {
        "leaves values of 1 above 0, got swiglu_limit 9.99999998e+18; give intermediate_fixed, or "
        "take "
        "intermediate_scale dynamic_token"},
-      {clamped(most, Format::kNvfp4), {}, "swiglu_limit 3.40282347e+38"},  // its square is no float
+      {clamped(most, Format::kNvfp4), {}, "swiglu_limit 3.40282347e+38"},  // its square overflows
       {clamped(587, Format::kNvfp4), {}, "leaves values of 1 above 0"},
       {clamped(587, Format::kFp8), {}, "leaves values of 1 above 0"},  // 2^-10 of a scale becomes 0
       {clamped(480, Format::kFp8), {}, "leaves values of 1 above 0"},
@@ -243,8 +244,8 @@ TEST(LayerLayout, PlacesWhatItMeasures) {
   }
 }
 
-// Both parts multiply the same arrays, unless the routed experts' are weighed and somebody reads
-// the others.
+// Both parts multiply the same arrays, unless the routed experts' hidden is weighted and the shared
+// expert reads hidden itself.
 TEST(LayerLayout, OnInputAloneHasTwoHiddens) {
   MoeOptions options = small();
   options.top_k = 1;

@@ -43,7 +43,7 @@ struct Linear {
                                block_scales.data(), counts));
     pack(backend, rows, cols, tensor_scale, format, scale);
   }
-  // Of these codes and block scales.
+  // Uses these codes and block scales.
   Linear(const Backend& backend, int64_t rows, int64_t cols, ActivationFormat format,
          std::vector<uint8_t> codes_, std::vector<uint8_t> block_scales_)
       : codes(std::move(codes_)), block_scales(std::move(block_scales_)) {
@@ -87,7 +87,7 @@ struct Linear {
     return out;
   }
 
-  // x and out copied there and back; a poisoned workspace with guard bytes behind it.
+  // x and out are copied there and back; the workspace is poisoned and followed by guard bytes.
   void run_on_device(const Backend& backend, const std::vector<uint8_t>& x, DType dtype,
                      int64_t tokens, std::vector<uint8_t>& out, DType out_dtype) const {
     const size_t used = backend.linear_workspace_bytes(weights, tokens);
@@ -126,7 +126,7 @@ std::vector<uint8_t> make_x(int64_t tokens, int64_t cols, DType dtype, bool with
 
 class LinearOfBackend : public test::BackendTest {
  protected:
-  // Asked with the smallest layer of the same activations.
+  // Queried with the smallest layer of the same activations.
   bool declined(ActivationFormat format) const {
     MoeOptions smallest = test::sizes_of(1, 1, 16, 16);
     smallest.activation_format = format;
@@ -215,7 +215,8 @@ TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
 }
 
 // One row of x for each k shows the weights themselves, in fp32: every code under every block scale
-// under every shift, which the largest scale of a matrix sets. Small ones are subnormal in E4M3.
+// under every shift. The largest scale of a matrix sets its shift. Small weights are subnormal in
+// E4M3.
 TEST_P(LinearOfBackend, EveryFp8Weight) {
   if (declined(ActivationFormat::kFp8)) GTEST_SKIP() << backend().name << " declines fp8";
   constexpr int64_t kCols = 32;
@@ -229,7 +230,7 @@ TEST_P(LinearOfBackend, EveryFp8Weight) {
     const int shift = fp8_weight_shift(static_cast<uint8_t>(largest));
     if (shift == before) continue;  // the largest scale of each shift
     before = shift;
-    // Row r: codes 0..15 under scale r, and the largest scale beside them.
+    // Row r: codes 0..15 under scale r, then again under the largest scale.
     const int64_t rows = largest + 1;
     std::vector<uint8_t> codes, scales;
     for (int64_t r = 0; r < rows; ++r) {

@@ -24,7 +24,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity(),
                 kQuietNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kBad[] = {kQuietNan, kInfinity, -kInfinity, -kQuietNan};
 
-// Experts 8 to 23 of 32 are here.
+// This rank has experts 8 to 23 of 32.
 Case spec_of(RouterWeight mode, int64_t top_k, int64_t tokens, DType out) {
   Case spec;
   spec.options = test::sizes_of(32, top_k, 80, 48);
@@ -70,7 +70,7 @@ class NonfiniteCounts : public test::BackendTest {
     std::vector<uint8_t> bytes;
     RunStatus status;
   };
-  // elements: by which out lies behind an address that is aligned.
+  // elements: out's offset, in elements, from an aligned address.
   static Output run(test::CaseRun& layer, const CaseData& data, int64_t elements = 0) {
     const auto offset = static_cast<size_t>(elements * bits(data.spec.out_dtype) / 8);
     std::vector<uint8_t> out(data.out_bytes() + offset, uint8_t{0xFF});
@@ -83,7 +83,7 @@ class NonfiniteCounts : public test::BackendTest {
     return {{out.begin() + static_cast<std::ptrdiff_t>(offset), out.end()},
             *layer.buffers().status};
   }
-  // Both counts of a run, against what is in its arrays.
+  // Compares both counts of a run with the contents of its arrays.
   Output expect_counts(test::CaseRun& layer, const CaseData& data, int64_t elements = 0) {
     Output output = run(layer, data, elements);
     EXPECT_EQ(output.status.nonfinite_weights, nonfinite_weights(data));
@@ -117,7 +117,7 @@ TEST_P(NonfiniteCounts, EveryPlaceCountsOnce) {
     }
 }
 
-// Finite inputs: what of a run in fp32 lies beyond fp16 is what overflows in fp16, and nothing else
+// Finite inputs: the values of an fp32 run that are beyond fp16 overflow in fp16, and nothing else
 // counts.
 TEST_P(NonfiniteCounts, OverflowOfFp16IsCounted) {
   for (const int64_t tokens : {1, 70}) {
@@ -147,8 +147,8 @@ TEST_P(NonfiniteCounts, OverflowOfFp16IsCounted) {
   }
 }
 
-// One channel of each token lies between bf16's largest number and fp32's: finite as fp32, and Inf
-// as bf16 stores it.
+// One channel of each token is between bf16's largest number and fp32's: finite as fp32, and Inf as
+// bf16 stores it.
 TEST_P(NonfiniteCounts, OutputsCountAsTheyAreStored) {
   Case spec = spec_of(RouterWeight::kAfterDown, 1, 5, DType::kF32);
   spec.options.row_format = RowFormat::kFp32;
@@ -169,7 +169,7 @@ TEST_P(NonfiniteCounts, OutputsCountAsTheyAreStored) {
   data->spec.out_dtype = DType::kBf16;
   for (const int64_t elements : {0, 1, 3})
     EXPECT_EQ(expect_counts(layer, *data, elements).status.nonfinite_outputs, 5u) << elements;
-  // Further up the sum itself overflows, whatever out's type.
+  // With larger weights the sum itself overflows, for every type of out.
   for (float& value : data->topk_weights)
     value = std::min(value * 2, std::numeric_limits<float>::max());
   for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
@@ -199,9 +199,9 @@ TEST_P(NonfiniteCounts, ANanTokenGivesAllItsOutputs) {
     }
 }
 
-// Anything anywhere, under every router_weight, in batches of one to thousands: ids of other ranks,
-// -1 and ids of no expert have no row here, and their weights do not count; the run after it, of
-// what is clean, counts nothing, and one of no tokens does not either.
+// Non-finite numbers anywhere, under every router_weight, in batches of one to thousands. Ids of
+// other ranks, -1 and ids of no expert have no row here, and their weights do not count. The next
+// run with clean inputs counts nothing, and neither does a run of no tokens.
 TEST_P(NonfiniteCounts, RandomPlaces) {
   Random random(20);
   uint64_t all_weights = 0, all_outputs = 0;

@@ -1,5 +1,5 @@
-// router_weight on_input, by its definition: the routed experts get hidden times the weight as
-// their hidden, and the shared expert gets hidden.
+// router_weight on_input, by its definition: the routed experts get hidden times the weight, and
+// the shared expert gets hidden itself.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -71,8 +71,8 @@ class OnInput : public test::BackendTest {
   }
 };
 
-// Both numbers and their product are of hidden's dtype, and nothing else differs from a layer that
-// gets the product.
+// Both numbers and their product have hidden's dtype. Otherwise the layer equals one that gets the
+// product.
 TEST_P(OnInput, IsALayerOfWeightedHidden) {
   for_layers(0, [&](const CaseData& data) {
     CaseData by_hand = after_down(data);
@@ -97,7 +97,7 @@ TEST_P(OnInput, IsALayerOfWeightedHidden) {
   });
 }
 
-// In fp32 throughout, a token's output is the sum of what its two experts give alone.
+// In fp32 throughout, a token's output is the sum of its two experts' separate outputs.
 TEST_P(OnInput, TheSharedExpertGetsHiddenItself) {
   for_layers(96, [&](const CaseData& given) {
     Case spec = given.spec;
@@ -115,8 +115,8 @@ TEST_P(OnInput, TheSharedExpertGetsHiddenItself) {
   });
 }
 
-// A product that is not finite makes its token nonfinite, as hidden does; one that nobody
-// multiplies is ignored.
+// A product that is not finite makes its token nonfinite, as hidden does; a weight that is never
+// multiplied is ignored.
 TEST_P(OnInput, AWeightThatIsNotFiniteSpoilsItsToken) {
   for (const int64_t shared_size : {0, 96})
     for_layers(shared_size, [&](const CaseData& data) {
@@ -131,8 +131,8 @@ TEST_P(OnInput, AWeightThatIsNotFiniteSpoilsItsToken) {
         nan[static_cast<size_t>(t)] = data.id(t, 0) >= 0;
         expected += data.id(t, 0) >= 0;
       }
-      const size_t width = static_cast<size_t>(bits(data.spec.hidden_dtype)) /
-                           8;  // and hidden that is NaN counts once
+      const size_t width =
+          static_cast<size_t>(bits(data.spec.hidden_dtype)) / 8;  // and NaN in hidden counts once
       std::memset(spoilt.hidden.data(), 0xFF, width);
       if (!nan[0] && shared_size > 0) nan[0] = true, ++expected;
       const Output out = run(spoilt);

@@ -1,4 +1,5 @@
-// Properties that hold for every host backend with any kernels, without knowing the right numbers.
+// Properties that hold for every host backend with any kernels, without knowledge of the right
+// numbers.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -164,7 +165,7 @@ TEST_P(Properties, ChoiceOfWeightZeroIsNoChoice) {
 
 TEST_P(Properties, DownTensorScaleTimesAPowerOfTwoScalesTheOutput) {
   for_cases([&](const CaseData& data) {
-    // fp16 and huge values leave the range of normal numbers, where no scaling is exact.
+    // fp16 and huge values leave the range of normal numbers, in which the scaling is exact.
     if (data.spec.out_dtype == DType::kF16 || data.spec.data == DataKind::kHuge) return;
     CaseData scaled = data;
     for (TensorScales& scales : scaled.tensor_scales) scales.down *= 8;
@@ -186,7 +187,7 @@ TEST_P(Properties, NanTokenSpoilsOnlyItsRow) {
     const int64_t hidden = data.spec.options.hidden_size;
     const int64_t victim = data.spec.tokens / 2;
     const size_t width = static_cast<size_t>(bits(data.spec.hidden_dtype)) / 8;
-    // All ones: NaN in each of the three formats.
+    // All bits set: NaN in each of the three formats.
     std::memset(spoilt.hidden.data() + static_cast<size_t>(victim * hidden + hidden / 3) * width,
                 0xFF, width);
     bool has_row = data.spec.options.shared_intermediate_size > 0;
@@ -236,7 +237,7 @@ TEST_P(Properties, WorkspaceReplaysWithOtherContentsAndFewerTokens) {
     const std::vector<uint8_t> second = reused.run(other);
     EXPECT_EQ(same(other, run(other), second), "");
     EXPECT_EQ(same(data, run(data), reused.run(data)), "");
-    reused.poison();  // the arrays of fewer tokens lie elsewhere
+    reused.poison();  // the arrays of fewer tokens have other offsets
     reused.run(other);
     EXPECT_EQ(reused.broken_guard(), -1);
   });

@@ -1,5 +1,5 @@
 // The committed layers that torch computed (tests/vectors/make_layer_vectors.py): the reference
-// gives them bit for bit, every other host backend within the limits of a whole layer.
+// gives the same bits, every other host backend stays within the limits of a whole layer.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -50,8 +50,7 @@ void other_format(CaseData& data, int steps) {
   format = static_cast<ActivationFormat>((static_cast<int>(format) + steps) % 4);
 }
 
-// A layer that silently computes another named choice, or reads its weights wrongly, is out of
-// limits.
+// A layer that silently computes another named choice, or misreads its weights, is out of limits.
 TEST(WrongLayer, IsOutOfLimits) {
   const auto cases = {
       cases_named("w4a4_clamped/e16_k4_h256_i128/"), cases_named("w4a16_clamped/e16_k4_h256_i128/"),

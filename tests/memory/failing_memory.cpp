@@ -49,15 +49,15 @@ int64_t live_blocks() { return live; }
 }  // namespace nvfp4_moe::internal::test
 
 #if NVFP4_MOE_FAILING_MEMORY
-// The next definition of a function. dlsym may ask for memory, so it is called before anything
+// The next definition of a function. dlsym may request memory, so it is called before anything
 // fails.
 template <class Function>
 static Function* next(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
 
-// What glibc's own functions are called where others have taken their names. Visible: shared
-// libraries find them here.
+// glibc's second names for its own functions, since the definitions below take the usual names.
+// Visible, so that shared libraries use these definitions.
 #pragma GCC visibility push(default)
 extern "C" {
 void* __libc_malloc(size_t);
@@ -138,7 +138,7 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, ThreadBo
 }
 
 #ifdef NVFP4_MOE_PRELOADED
-// Counts from main on: what the loader and static initializers need is not the program's to handle.
+// Counts from main on: the program cannot handle failures of the loader and of static initializers.
 using Main = int(int, char**, char**);
 static Main* real_main = nullptr;
 static int counted_main(int argc, char** argv, char** environment) {
@@ -156,7 +156,8 @@ int __libc_start_main(Main* main, int argc, char** argv, void (*init)(), void (*
   return next<int(Main*, int, char**, void (*)(), void (*)(), void (*)(), void*)>(
       "__libc_start_main")(counted_main, argc, argv, init, fini, loader_fini, stack_end);
 }
-// Says whether a request was refused: the caller's way to know that a run is the last one.
+// Writes a file if a request was refused. If there is no file, the caller knows that the run was
+// the last one.
 __attribute__((destructor)) static void tell() {
   const char* path = std::getenv("NVFP4_MOE_FAIL_TELL");
   const auto requests = nvfp4_moe::internal::test::stop_failing();

@@ -20,16 +20,16 @@ inline constexpr bool kFailingMemory = NVFP4_MOE_FAILING_MEMORY != 0;
 
 enum class Failing { kOne, kAllFrom };
 
-// From now on requests are counted from 1, and number `at` fails; under kAllFrom those after it
+// From now on requests are counted from 1, and number `at` fails; under kAllFrom all later ones
 // fail too.
 void fail_memory(int64_t at, Failing failing);
 struct MemoryRequests {
   int64_t asked = 0;
   int64_t refused = 0;
 };
-// Since fail_memory; no request fails any more.
+// The requests since fail_memory; from now on none fails.
 MemoryRequests stop_failing();
-// Blocks and mappings that were given and not given back.
+// Blocks and mappings that were allocated and not freed.
 int64_t live_blocks();
 
 }  // namespace nvfp4_moe::internal::test

@@ -38,7 +38,7 @@ TEST(Memory, TheToolSeesWhatItIsFor) {
                 return Status();
               }).faults,
               testing::ElementsAre("request 3: ends by Aborted"));
-  // A block is lost where the second request fails.
+  // A block is leaked if the second request fails.
   EXPECT_THAT(result([] {
                 auto* a = new std::string;
                 auto b = std::make_unique<std::string>(100, 'b');
@@ -47,7 +47,7 @@ TEST(Memory, TheToolSeesWhatItIsFor) {
               }).faults,
               testing::ElementsAre("request 2: blocks not given back: 1",
                                    "request 3: blocks not given back: 1"));
-  // Memory that is missing is called something else.
+  // Missing memory is reported as another error.
   EXPECT_THAT(result([] {
                 try {
                   const std::string text(100, 'a');
@@ -57,7 +57,7 @@ TEST(Memory, TheToolSeesWhatItIsFor) {
                 }
               }).faults,
               testing::ElementsAre("request 1: input/output error: wrong"));
-  // A map that cannot be made, and a thread: its state is request 2, itself request 3.
+  // A mapping that fails, and a thread: its state is request 2, the thread itself request 3.
   const auto map_and_thread = [](bool handled) -> Status {
     void* map = mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED) return errno_status("map", "cannot map", errno);
@@ -75,8 +75,8 @@ TEST(Memory, TheToolSeesWhatItIsFor) {
               testing::ElementsAre("request 3: input/output error: no thread"));
 }
 
-// A process that may have 64 MB of address space more than it has, as under `ulimit -v` or a small
-// container.
+// A process that may use 64 MB of address space more than it has, as under `ulimit -v` or in a
+// small container.
 std::string under_a_limit() {
   long pages = 0;
   std::FILE* statm = std::fopen("/proc/self/statm", "r");
@@ -99,7 +99,7 @@ std::string under_a_limit() {
       pages_status.message().find("packed weights: expected 1099511627776 bytes on cpu, ") != 0)
     return pages_status.message();
 
-  // A file takes the memory of what is read of it, whatever its size.
+  // Reading a file of any size takes only the memory of the bytes that are read.
   const TempDir dir;
   const std::string path = dir.file("large.safetensors");
   std::vector<TensorInfo> tensors = {
@@ -129,8 +129,8 @@ ATTACK_TEST(kAllocations, Memory, ALimitOfTheSystemIsOutOfMemoryOrFewerThreads) 
       testing::ExitedWithCode(0), "");
 }
 
-// With every request failing, from the very first run, a run gives the same bits: it makes none, of
-// malloc or of the system.
+// Every request fails, from the very first run on. A run still gives the same bits: it requests
+// nothing from malloc or from the system.
 TEST(Memory, ARunAsksForNothing) {
   if (!kFailingMemory) GTEST_SKIP() << "a sanitizer owns malloc";
   const auto threads = make_thread_pool(2);

@@ -17,7 +17,7 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// A code of the C interface with its text.
+// The Status of a C interface code, with its text.
 Status c_status(nvfp4_moe_status code) {
   return code == NVFP4_MOE_STATUS_OK ? Status()
                                      : Status(static_cast<Code>(code), nvfp4_moe_last_error());
@@ -55,7 +55,7 @@ Result<CheckpointHandle> open_checkpoint(const std::string& path) {
   return CheckpointHandle(checkpoint, nvfp4_moe_checkpoint_close);
 }
 
-// Everything that the C interface says of a checkpoint.
+// Everything that the C interface reports about a checkpoint.
 Status inspect(const std::string& path) {
   NVFP4_MOE_ASSIGN(const CheckpointHandle checkpoint, open_checkpoint(path));
   Text info, findings, layer;
@@ -234,7 +234,7 @@ OperationFiles::OperationFiles() {
   CalibrateOptions calibration;
   calibration.moments = moments();
   EXPECT_OK(nvfp4_moe::internal::calibrate(*checkpoint, calibration));
-  for (const std::string& path : {packed(), floats()}) {  // what is copied along
+  for (const std::string& path : {packed(), floats()}) {  // the files that are copied too
     std::filesystem::create_directories(path + "/tokenizer");
     std::ofstream(path + "/tokenizer/vocab.txt") << "words";
   }
@@ -243,7 +243,7 @@ OperationFiles::OperationFiles() {
 namespace {
 
 using Files = OperationFiles;
-enum class Leaves { kNothing, kFiles };  // what is removed before the next run
+enum class Leaves { kNothing, kFiles };  // removed before the next run
 
 constexpr struct {
   const char* name;

@@ -18,8 +18,8 @@ class OperationFiles {
   std::string broken() const { return dir_.file("broken"); }              // a NaN block scale
   std::string states() const { return dir_.file("states.safetensors"); }  // two tokens
   std::string moments() const { return dir_.file("moments"); }  // of packed, on seeded states
-  std::string new_moments() const { return dir_.file("new_moments"); }  // not there before each run
-  std::string out() const { return dir_.file("out"); }  // empty or not there before each run
+  std::string new_moments() const { return dir_.file("new_moments"); }  // missing before each run
+  std::string out() const { return dir_.file("out"); }  // empty or missing before each run
   std::string cache() const { return dir_.file("cache"); }
   std::string repro() const { return dir_.file("repro.safetensors"); }
 
@@ -27,7 +27,7 @@ class OperationFiles {
   TempDir dir_;
 };
 
-// How many there are, and their names, without making their files.
+// The number of operations, and their names, without making their files.
 size_t operation_count();
 const char* operation_name(size_t number);
 std::vector<Operation> operations(const OperationFiles& files);

@@ -34,7 +34,7 @@ int open_files() {
 Status run(const Operation& operation) {
   try {
     return operation.run();
-  } catch (...) {  // as every way into the library does it
+  } catch (...) {  // as every entry point of the library does
     return caught_exception();
   }
 }
@@ -72,7 +72,7 @@ void add_fault(Shared& shared, int64_t at, const std::string& what) {
 
 [[noreturn]] void child(const Operation& operation, Failing failing, const Sweep& how,
                         Shared& shared) {
-  for (int i = 0; i < 2; ++i) {  // what is made once is there afterwards
+  for (int i = 0; i < 2; ++i) {  // one-time allocations exist afterwards
     if (operation.reset) operation.reset();
     const Status status = run(operation);
     if (status.code() != operation.expected) {
@@ -88,8 +88,8 @@ void add_fault(Shared& shared, int64_t at, const std::string& what) {
     shared.at = at;
     alarm(static_cast<unsigned>(how.seconds_per_run));
     Attempt result = attempt(operation, at, failing);
-    // What an error's path makes once and keeps is no leak: that shows again when the same request
-    // fails again.
+    // Memory that an error's path allocates once and keeps is not a leak. A real leak appears again
+    // when the same request fails again.
     if (result.leaked != 0 || result.files != 0) result = attempt(operation, at, failing);
     if (result.requests.refused == 0) {
       shared.requests = result.requests.asked;

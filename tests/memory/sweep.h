@@ -1,7 +1,7 @@
 // A sweep repeats one operation, each time with another of its memory requests failing.
 //
 // It runs in a child process, which reports its position through shared memory. If the child ends
-// or hangs, the failed request has revealed a fault, and another child continues after it.
+// or hangs, the failed request has revealed a fault, and another child continues with the next one.
 #pragma once
 
 #include <functional>
@@ -15,24 +15,24 @@ namespace nvfp4_moe::internal::test {
 
 struct Operation {
   std::string name;
-  // The operation from its beginning to its end: whatever it opened is closed again.
+  // The whole operation: it closes everything that it opens.
   std::function<Status()> run;
   // Without failures, before each run; may be empty.
   std::function<void()> reset;
-  Code expected = Code::kOk;  // of a run in which nothing fails
+  Code expected = Code::kOk;  // when nothing fails
 };
 
 struct Sweep {
   int64_t first = 1;         // every request from the first
   int64_t every_to = 40;     // up to this one,
   int64_t step = 1;          // and then each step-th
-  int seconds_per_run = 20;  // after which it counts as hanging
+  int seconds_per_run = 20;  // a longer run counts as hanging
 };
 
 struct SweepResult {
   int64_t tried = 0;
   int64_t out_of_memory = 0;
-  int64_t survived = 0;             // runs that did what they should all the same
+  int64_t survived = 0;             // runs that succeeded all the same
   int64_t requests = 0;             // of a whole run
   std::vector<std::string> faults;  // "request 17: ..."
 };

@@ -1,4 +1,4 @@
-// The sweeps of one operation, as both tiers run them.
+// The sweeps of one operation, for both tiers.
 #pragma once
 
 #include <sys/mman.h>

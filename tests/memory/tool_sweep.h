@@ -1,5 +1,5 @@
-// The command line in a separate process with failing memory: the exit code for it with a message,
-// or success.
+// The command line in a separate process with failing memory: it exits with the documented code and
+// a message, or succeeds.
 #pragma once
 
 #include <cstdio>
@@ -49,7 +49,8 @@ class ToolMemory : public testing::TestWithParam<size_t> {
             {"synthesize", {"synthesize", f.out(), "--layers", "1", "--experts", "8"}}};
   }
 
-  // The first twenty requests of the verb and then each step-th, until one that it does not reach.
+  // The first twenty requests of the verb and then each step-th, until one that the verb does not
+  // reach.
   static void sweep(int64_t step) {
     if (!kFailingMemory) GTEST_SKIP() << "a sanitizer owns malloc";
     ASSERT_EQ(verbs().size(), kVerbs);

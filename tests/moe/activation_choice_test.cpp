@@ -1,4 +1,4 @@
-// The rule of activation_format "auto": the format of each backend for each declaration.
+// The rule of activation_format "auto": each backend's format for each declaration.
 #include "moe/activation_choice.h"
 
 #include <gmock/gmock.h>
@@ -62,8 +62,8 @@ TEST(ActivationChoice, OrdersFormatsByPrecision) {
       EXPECT_EQ(less_precise(ascending[i], ascending[j]), i < j);
 }
 
-// A backend that declines the rule's format gets the next more precise one; a scale that is asked
-// for keeps the format.
+// If a backend declines the rule's format, the next more precise one is used; a requested scale
+// keeps the format.
 TEST(ActivationChoice, FollowsWhatABackendTakesAndTheScalesThatAreAskedFor) {
   MoeOptions options = test::tiny_options();
   options.activation_format = ActivationFormat::kNvfp4;
@@ -110,7 +110,7 @@ TEST(ActivationChoice, RefusesNamesThatItDoesNotKnow) {
 
 class ActivationChoiceInCache : public test::CachedModel {};
 
-// "auto" is resolved before the cache's key is made: a layer in another format is another entry.
+// "auto" is resolved before the cache's key is made: a layer in another format has another entry.
 TEST_F(ActivationChoiceInCache, TheFormatOfAutoIsPartOfTheKey) {
   const auto chosen = open();
   EXPECT_EQ(chosen->config()->activation_format,
@@ -125,7 +125,7 @@ TEST_F(ActivationChoiceInCache, TheFormatOfAutoIsPartOfTheKey) {
   EXPECT_THAT(outcome_.reason, HasSubstr("expected key"));
   options.activation_format = ActivationFormat::kInt8Block;
   open(options);
-  EXPECT_FALSE(outcome_.hit);  // the entry is of the format that was asked for last
+  EXPECT_FALSE(outcome_.hit);  // the entry has the format that was requested last
   open();
   EXPECT_TRUE(outcome_.hit);
 }

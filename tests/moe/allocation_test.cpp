@@ -1,6 +1,8 @@
 // Allocations, counted: run makes none (tests/memory has layers), and packing holds one expert at a
-// time. Counting replaces operator new for this whole executable; sanitizers bring their own, there
-// these tests are skipped.
+// time.
+//
+// Counting replaces operator new for this whole executable. Sanitizers bring their own, and these
+// tests are then skipped.
 #include <malloc.h>
 
 #include <atomic>
@@ -104,7 +106,7 @@ TEST_F(Allocation, ReplacingAnExpertMakesNone) {
   }
 }
 
-// What was read of an expert is the next one's memory: at no time are there two.
+// Each expert reuses the memory of the one before: two are never loaded at once.
 TEST_F(Allocation, LoadingACheckpointHoldsOneExpertAtATime) {
   const TempDir dir;
   CheckpointBuilder builder({.model_type = "qwen3_moe",
@@ -125,8 +127,8 @@ TEST_F(Allocation, LoadingACheckpointHoldsOneExpertAtATime) {
     const int64_t before = live_bytes.load();
     peak_bytes.store(before);
     ASSERT_OK(MoeLayer::open_on(*backend, *config, *source, tiny_layer_options()));
-    // The packed bytes are pages of their own; beside one expert there is room for names and the
-    // plan.
+    // The packed bytes have their own pages. In addition to one expert there is room for names and
+    // the plan.
     EXPECT_LT(peak_bytes.load() - before, expert_bytes * 3 / 2) << backend->name;
     EXPECT_GE(peak_bytes.load() - before, expert_bytes) << backend->name;
   }

@@ -52,8 +52,8 @@ TEST(CApi, FormatFunctionsAreTheLibrarys) {
   EXPECT_EQ(codes2, codes3);
   EXPECT_NE(scales2, scales);
 
-  // Decoded, no element is further off than the widest gap of E2M1 (1 at scale 1, between 4 and 6)
-  // allows.
+  // Decoded elements are at most as far off as the widest gap of E2M1 (1 at scale 1, between 4 and
+  // 6) allows.
   std::vector<float> back(x.size());
   ASSERT_EQ(
       nvfp4_moe_dequantize(codes.data(), scales.data(), tensor_scale, 8, 64, kF32, back.data()),
@@ -137,7 +137,8 @@ TEST(CApi, FormatFunctionsAreTheLibrarys) {
   EXPECT_EQ(linear2, linear);
 }
 
-// The pass is its parts: the activation in fp32, bf16, then the quantizer that has its own tests.
+// The fused pass equals its parts: the activation in fp32, bf16, then the quantizer, which has its
+// own tests.
 TEST(CApi, SwigluQuantizeIsItsParts) {
   constexpr int64_t kRows = 5, kInner = 48;
   std::mt19937 random(9);

@@ -24,7 +24,7 @@ TEST(CApiMisuse, StructsGrowAtTheirEnd) {
   older.config.struct_size = offsetof(nvfp4_moe_config, row_format);
   older.config.batch_invariant = 77;  // not read
   EXPECT_EQ(older.try_open(), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
-  // And with a newer, longer one: fine as long as what is unknown is zero.
+  // And with a newer, longer one: accepted as long as the unknown part is zero.
   struct Newer {
     nvfp4_moe_config config;
     int64_t later = 0;
@@ -57,7 +57,7 @@ TEST(CApiMisuse, StructsGrowAtTheirEnd) {
   EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(),
                                        &status.status),
             NVFP4_MOE_STATUS_OK);
-  EXPECT_EQ(status.status.hidden_blocks, 999u);  // past the struct that the caller knows
+  EXPECT_EQ(status.status.hidden_blocks, 999u);  // past the end of the caller's struct
   status.status.nonfinite_outputs = 999;
   // of the first release's header
   status.status.struct_size = offsetof(nvfp4_moe_run_status, nonfinite_weights);
@@ -210,7 +210,7 @@ TEST(CApiMisuse, NullsElsewhere) {
   nvfp4_moe_text_free(nullptr);
 }
 
-// formats_test.cpp has the checks; here that each function makes them.
+// formats_test.cpp tests the checks; this tests that each function performs them.
 TEST(CApiMisuse, FormatFunctions) {
   const float x[32] = {};
   uint8_t codes[8], scales[1], byte = 0;
@@ -268,7 +268,7 @@ TEST(CApiMisuse, FormatFunctions) {
   expect_invalid({swiglu_quantize(x, 1, 16, &scale)});
 }
 
-// Mistakes are told as such in every build; without CUDA what is left is UNSUPPORTED.
+// Mistakes are reported as such in every build; without CUDA everything else is UNSUPPORTED.
 TEST(CApiMisuse, DeviceFormats) {
   const float x[32] = {};
   alignas(8) uint8_t codes[8] = {};

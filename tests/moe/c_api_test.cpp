@@ -107,7 +107,7 @@ TEST(CApi, HostThreadsAreLent) {
     });
     for (int64_t i = count / 2; i < count; i += grain) body(context, i, std::min(i + grain, count));
     half.join();
-    body(context, -5, 0);  // what lies outside the loop is cut off
+    body(context, -5, 0);  // ranges outside the loop are cut off
     body(context, count, count + 5);
   };
   const nvfp4_moe::Layer layer = c.open();
@@ -261,7 +261,8 @@ TEST(CApi, ReprosAreWrittenAndReplayed) {
   nvfp4_moe_text_free(json);
 }
 
-// cli/output_test.cpp tests what may be written to; here that the C interface asks for it.
+// cli/output_test.cpp tests which files may be written; this tests that the C interface applies
+// those rules.
 TEST(CApi, AReproReplacesRegularFilesOnly) {
   const CLayer c;
   const TempDir directory;

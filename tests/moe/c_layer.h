@@ -15,7 +15,7 @@ inline constexpr nvfp4_moe_status kOk = NVFP4_MOE_STATUS_OK,
                                   kInvalid = NVFP4_MOE_STATUS_INVALID_ARGUMENT;
 inline constexpr nvfp4_moe_dtype kF32 = NVFP4_MOE_DTYPE_F32;
 
-// The arrays of all experts, one after the other, and the structs that lead to them.
+// The arrays of all experts, one after the other, and the structs that point to them.
 struct CExperts {
   std::vector<uint8_t> arrays[6];  // (E, ...) gate, up, down: codes, block scales
   std::vector<float> scales[3];    // (E)
@@ -97,7 +97,8 @@ struct CLayer : CExperts {
   std::vector<float> expected(TinyBatch& batch) const { return run_tiny(*open_tiny(tiny), batch); }
 };
 
-// gate's and up's biases as halves of one (E, 2I) array, as models store them. data lives longer.
+// gate's and up's biases as halves of one (E, 2I) array, as models store them. data must outlive
+// it.
 struct CCase : CExperts {
   std::vector<float> gate_up_biases, down_biases;
 

@@ -150,7 +150,7 @@ ATTACK_TEST_F(kWriteErrors, CacheFile, AWriteThatFailsLeavesTheOldFileAndNoPart)
 // ---- part files
 
 ATTACK_TEST_F(kCacheTampering, CacheFile, PartsOfDeadWritersGoAndThoseOfTheLivingStay) {
-  // A writer that lives in another process, one that was killed there, and one in this process.
+  // A writer that runs in another process, one that was killed there, and one in this process.
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);
   std::vector<pid_t> writers;
@@ -178,7 +178,7 @@ ATTACK_TEST_F(kCacheTampering, CacheFile, PartsOfDeadWritersGoAndThoseOfTheLivin
     waitpid(writers[0], nullptr, 0);
     EXPECT_EQ(sweep_cache_parts(folder_), 1);
     EXPECT_EQ(parts().size(), 2u);
-    // This process's number on a part that nobody holds: numbers are used again, locks are not.
+    // This process's number on a part without a lock: process numbers are reused, locks are not.
     fs::copy_file(ours->path(), ours->path().substr(0, ours->path().rfind('-')) + "-99.part");
     EXPECT_EQ(sweep_cache_parts(folder_), 1);
     EXPECT_EQ(parts().size(), 2u);
@@ -211,8 +211,8 @@ TEST_F(CacheFile, PartsOfAnotherHostStayUntilNobodyHasWrittenForAnHour) {
 
 // ---- processes
 
-// Writes and reads the entry for ever; exits 1 if it reads what nobody wrote, 2 where something
-// fails.
+// Writes and reads the entry forever; exits with 1 if it reads bytes that were never written, with
+// 2 if something fails.
 [[noreturn]] void write_and_read(const CacheFolder& folder, uint32_t seed) {
   constexpr size_t kSize = 300'000;
   const std::vector<TensorScales> scales(kExperts);
@@ -227,7 +227,7 @@ TEST_F(CacheFile, PartsOfAnotherHostStayUntilNobodyHasWrittenForAnHour) {
       const auto mapped =
           read_cache_file(folder, kName, {{9, 9}, kExperts, kSize, false}, serial_executor());
       if (!mapped.ok()) _exit(2);
-      bool known = false;  // of this writer or of another, but whole
+      bool known = false;  // from this writer or another, but whole
       for (uint32_t other = 0; other < 3 && !known; ++other)
         known = std::memcmp(mapped->payload.data(), payload_of(other, 64).data(), 64) == 0 &&
                 std::memcmp(mapped->payload.data() + kSize - 64,

@@ -1,5 +1,5 @@
-// The packed cache: which owners' entries are trusted, who may read them, and files that change
-// while they are used.
+// The packed cache: which owners' entries are trusted, which users may read them, and files that
+// change while they are used.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -21,7 +21,8 @@ namespace fs = std::filesystem;
 
 class CacheTrust : public CachedModel {};
 
-// Weights of whoever may write to the folder or the file: neither is believed, checksums or not.
+// Another user who may write to the folder or the file could have written any weights: neither is
+// trusted, with or without checksums.
 ATTACK_TEST_F(kForeignCaches, CacheTrust, WhatAnotherUserMayHaveWrittenIsNotBelieved) {
   if (geteuid() != 0) GTEST_SKIP() << "giving files away needs root";
   constexpr uid_t kOther = 4711;
@@ -45,7 +46,8 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, WhatAnotherUserMayHaveWrittenIsNotBeli
   EXPECT_THAT(outcome_.reason, HasSubstr("or of root, got one of user 4711"));
   open();
   EXPECT_TRUE(outcome_.hit);
-  // The folder is: nothing is read from it and nothing is written, whoever owns the entry.
+  // The folder is another user's: nothing is read from it and nothing is written, for any owner of
+  // the entry.
   const auto content = [&] { return read_file(entry); };
   const std::string before = content();
   for (const uid_t owner : {uid_t{0}, kOther}) {
@@ -62,8 +64,8 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, WhatAnotherUserMayHaveWrittenIsNotBeli
     ignored("chmod go-w it");
     EXPECT_EQ(content(), before);
   }
-  // Not with the sticky bit: there they cannot. A file of theirs is refused, and this process's own
-  // is not.
+  // Not so with the sticky bit: then they cannot. A file of theirs is refused, and this process's
+  // own is not.
   ASSERT_EQ(chmod(folder.c_str(), 01777), 0);
   open();
   EXPECT_TRUE(outcome_.hit) << outcome_.reason;
@@ -72,7 +74,7 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, WhatAnotherUserMayHaveWrittenIsNotBeli
   open();
   EXPECT_FALSE(outcome_.hit);
   EXPECT_THAT(outcome_.reason, HasSubstr("got one of user 4711"));
-  // A link in a folder's place is followed, and what it leads to is judged.
+  // A link in a folder's place is followed, and its target is checked.
   ASSERT_EQ(chmod(folder.c_str(), 0755), 0);
   fs::create_directory(directory_.file("theirs"));
   ASSERT_EQ(chown(directory_.file("theirs").c_str(), kOther, kOther), 0);
@@ -82,7 +84,7 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, WhatAnotherUserMayHaveWrittenIsNotBeli
   EXPECT_TRUE(fs::is_empty(directory_.file("theirs")));
 }
 
-// As a user who is not root: the caches of root are used, those of others are not.
+// Run as a user who is not root: root's caches are used, other users' caches are not.
 ATTACK_TEST_F(kForeignCaches, CacheTrust, AUserBelievesHisOwnEntriesAndThoseOfRoot) {
   if (geteuid() != 0) GTEST_SKIP() << "another user's rights need root";
   fs::permissions(directory_.path(), fs::perms(0755));
@@ -113,7 +115,7 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, AUserBelievesHisOwnEntriesAndThoseOfRo
   EXPECT_FALSE(outcome_.hit);
   as_nobody(own);
   EXPECT_TRUE(outcome_.hit);
-  // And root does not believe a user's.
+  // Nor does root trust a user's.
   cache_.directory = own;
   attacked();
   open();
@@ -128,7 +130,7 @@ mode_t mode_of(const std::string& path) {
   return facts.st_mode & 07777;
 }
 
-// Who may not read the checkpoint may not read its packed weights.
+// A user who may not read the checkpoint may not read its packed weights.
 TEST_F(CacheTrust, EntriesHaveTheCheckpointsPermissions) {
   const mode_t old = umask(022);
   fs::permissions(directory_.path(), fs::perms(0755));
@@ -150,7 +152,7 @@ TEST_F(CacheTrust, EntriesHaveTheCheckpointsPermissions) {
   fs::permissions(model_, fs::perms(0700));
   expect_modes(0700, 0600);
   fs::permissions(model_, fs::perms(0755));
-  fs::permissions(directory_.path(), fs::perms(0710));  // a folder above it
+  fs::permissions(directory_.path(), fs::perms(0710));  // a parent of the folder
   expect_modes(0700, 0600);
   fs::permissions(directory_.path(), fs::perms(0755));
   umask(077);
@@ -160,7 +162,7 @@ TEST_F(CacheTrust, EntriesHaveTheCheckpointsPermissions) {
   umask(old);
 }
 
-// A page that is dirty already is written to without its file's times changing.
+// Writing to a page that is already dirty does not change its file's times.
 ATTACK_TEST_F(kCacheTampering, CacheTrust, WritesThroughADirtyMappingAreSeen) {
   for (const char* base :
        {"", "/dev/shm"}) {  // a disk's file system, and one without times for such writes
@@ -202,7 +204,7 @@ ATTACK_TEST_F(kCacheTampering, CacheTrust, WritesThroughADirtyMappingAreSeen) {
   }
 }
 
-// A layer computes with what was read, whatever becomes of the entry.
+// A layer computes with the bytes that it has read, even if the entry changes later.
 ATTACK_TEST_F(kCacheTampering, CacheTrust, AnEntryThatIsCutUnderALayerChangesNothing) {
   const std::vector<float> expected = run(*open());
   for (const bool unchecked : {false, true}) {

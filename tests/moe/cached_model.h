@@ -14,7 +14,7 @@
 
 namespace nvfp4_moe::internal::test {
 
-// A copy of the committed checkpoint of ModelOpt's own making, so that it can be touched.
+// A copy of the committed checkpoint that ModelOpt made, so that tests may change it.
 class CachedModel : public testing::Test {
  protected:
   void SetUp() override {
@@ -29,7 +29,7 @@ class CachedModel : public testing::Test {
     EXPECT_OK(opened);
     return std::move(*opened);
   }
-  // The first layer: as its checkpoint says, or with these options.
+  // Opens the first layer, with the checkpoint's options or with these.
   std::unique_ptr<MoeLayer> open(const std::optional<MoeOptions>& options = {}) {
     const Checkpoint opened = checkpoint();
     auto layer = open_checkpoint_layer(opened, opened.model().layers.at(0), options, slice_,
@@ -41,7 +41,7 @@ class CachedModel : public testing::Test {
     const Checkpoint opened = checkpoint();
     return *opened.layer_options(opened.model().layers.at(0));
   }
-  // Where a tensor's bytes begin in its file.
+  // The offset of a tensor's bytes in its file.
   static uint64_t place_of(const Checkpoint& opened, const std::string& name) {
     const TensorIndex::Ref ref = opened.index().find(name);
     EXPECT_NE(ref.info, nullptr) << name;

@@ -84,13 +84,13 @@ TEST(Replace, IsRefusedWhileARunIsInFlight) {
   EXPECT_TRUE(same_bits(run_tiny(layer, batch), expected));
   EXPECT_EQ(during.code(), Code::kBusy);
   EXPECT_OK(unpacked);
-  EXPECT_OK(layer.replace_expert(0, tiny.experts[1].source()));  // at rest again
+  EXPECT_OK(layer.replace_expert(0, tiny.experts[1].source()));  // idle again
   EXPECT_FALSE(same_bits(run_tiny(layer, batch), expected));
 }
 
-// Codes and tensor scales of an expert that is replaced meanwhile are of one expert.
+// Even if an expert is replaced meanwhile, its codes and tensor scales are of one version.
 TEST(Replace, UnpackGivesOneExpertWhole) {
-  // large enough for a replacement to end while arrays are handed out
+  // large enough for a replacement to end while arrays are copied out
   MoeOptions options = tiny_options();
   options.hidden_size = options.intermediate_size = 512;
   const CLayer c(options);
@@ -162,7 +162,7 @@ TEST(Replace, ABadExpertOrStreamChangesNothing) {
   EXPECT_TRUE(same_bits(run_tiny(*layer, batch), expected));
 }
 
-// Threads whose uses overlap without end leave no moment of rest by themselves.
+// If the threads' uses overlap without end, there is no moment without a use.
 TEST(Replace, UsesAreHeldOffForAReplacementThatWaits) {
   WeightUses uses;
   std::atomic<bool> stop{false};
@@ -194,7 +194,7 @@ TEST(Replace, UsesAreHeldOffForAReplacementThatWaits) {
   EXPECT_EQ(begun, 20);
 }
 
-// A run that begins during the one launch of a replacement on a stream is not refused.
+// A run that begins during the single launch of a replacement on a stream is not refused.
 TEST(Replace, UsesWaitForAReplacementThatIsOnlyEnqueued) {
   WeightUses uses;
   std::atomic<int> begun{0};

@@ -1,4 +1,4 @@
-// The C++ header gives the results of the C functions that it wraps, and throws their failures.
+// The C++ header gives the results of the C functions that it wraps, and throws their errors.
 #include <nlohmann/json.hpp>
 
 #include "moe/c_layer.h"
@@ -8,7 +8,7 @@ namespace {
 
 using namespace test;
 
-// The status of what a call throws; OK if it throws nothing.
+// The status of the exception that a call throws; OK if it throws nothing.
 template <class Call>
 nvfp4_moe_status status_of_call(const Call& call) {
   try {
@@ -107,7 +107,7 @@ TEST(CppHeader, SelectsExperts) {
   nvfp4_moe::select_experts(config, routing);
   EXPECT_EQ(ids[0], 0);
 
-  // Every function of a device refuses a name that is not a GPU's, with C's status.
+  // Every device function refuses a name that is not a GPU's, with C's status.
   Arrays a;
   const auto swiglu = nvfp4_moe::make<nvfp4_moe_swiglu>();
   const std::vector<std::function<void()>> calls = {

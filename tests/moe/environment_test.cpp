@@ -53,7 +53,7 @@ TEST(Environment, CheckFindsAWrongPacking) {
   const ScopedEnv check("NVFP4_MOE_CHECK", "1");
   const TinyLayer tiny;
   Backend wrong = like_reference("wrong");
-  // Runs on other weights than it unpacks: the down projection's scale is off by 2.
+  // Runs with other weights than it unpacks: the down projection's scale is off by 2.
   wrong.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch,
                  std::byte* workspace, const RunContext& context) -> Status {
     PackedWeights other{weights.config, weights.range, weights.scales, weights.tensor_scales,

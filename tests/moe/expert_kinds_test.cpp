@@ -1,6 +1,6 @@
-// Experts with biases, without a gate (relu2), and both, through every face of a layer: what goes
-// in comes back, runs the same from C++, C and a repro file, and what is wrong is refused. Their
-// arithmetic is judged by tests/steps and tests/layer.
+// Experts with biases, without a gate (relu2), and both, through every interface of a layer:
+// weights unpack unchanged, runs are the same from C++, C and a repro file, and errors are refused.
+// tests/steps and tests/layer test their arithmetic.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -216,7 +216,7 @@ TEST(Relu2, TakesTwoThirds) {
   MoeOptions gated = data.spec.options;
   gated.activation = Activation::kSwiglu;
   for (const Backend* backend : {&kReferenceBackend, &kCpuBackend}) {
-    // Panels of 16 rows and chunks of 64 along K round up, each matrix by itself.
+    // Panels of 16 rows and chunks of 64 along K round up, separately for each matrix.
     const double share =
         static_cast<double>(backend->packed_bytes(data.config, data.spec.range)) /
         static_cast<double>(backend->packed_bytes(*MoeConfig::make(gated), data.spec.range));

@@ -38,14 +38,14 @@ ATTACK_TEST(kForks, ForkedChild, RunsChangesAndDropsItsParentsLayer) {
         ++running;
         while (!stop) run();
       });
-    // From here on they allocate nothing: a sanitizer's allocator that one of them had locked would
-    // hang the child.
+    // From here on they allocate nothing: if one of them held the lock of a sanitizer's allocator,
+    // the child would hang.
     while (running < 2) std::this_thread::yield();
     for (int fork = 0; fork < 20; ++fork)
       EXPECT_EQ(in_forked_child([&] {
                   if (!same_bits(run_tiny(*layer, batch), expected)) return 1;
                   if (!layer->replace_expert(0, tiny.experts[1].source()).ok())
-                    return 2;  // nobody runs it here
+                    return 2;  // no run is active in the child
                   if (same_bits(run_tiny(*layer, batch), expected)) return 3;
                   layer.reset();
                   if (kThreadSanitizer) return 0;
@@ -111,7 +111,7 @@ ATTACK_TEST(kForks, ForkedChild, OfARunFinishesIt) {
   executor.fork_next = true;
   attacked();
   const bool right = same_bits(run_tiny(*layer, batch), expected);
-  if (executor.child == 0)  // it came out of the run too, whose use is not counted here
+  if (executor.child == 0)  // the child returned from the run too, and its use does not count here
     _exit(right && layer->replace_expert(0, tiny.experts[1].source()).ok() ? 0 : 1);
   int status = 0;
   waitpid(executor.child, &status, 0);
@@ -135,7 +135,7 @@ ATTACK_TEST(kForks, ForkedChild, GetsTheWorkspacesThatItsParentsThreadsHeld) {
   EXPECT_EQ(in_forked_child([&] {
               const auto lease = pool.lease(1000);
               if (!lease.ok() || lease->data() != held) return 1;  // not a third one
-              if (lease->data() == mine->data()) return 2;  // which this thread holds here too
+              if (lease->data() == mine->data()) return 2;         // which this thread still holds
               return 0;
             }),
             0);
@@ -171,7 +171,7 @@ ATTACK_TEST(kForks, ForkedChild, LogsWhileItsParentsCallbackHangs) {
   set_log_callback(nullptr, nullptr);
 }
 
-// A layer in a device's memory, which the reference stands in for.
+// A layer in a device's memory; the reference backend plays the device.
 ATTACK_TEST(kForks, ForkedChild, DeclinesItsParentsLayerOnAGpu) {
   static const DeviceMemory memory{
       .to_device = nullptr,

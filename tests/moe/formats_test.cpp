@@ -1,5 +1,5 @@
 // The argument checks of the format functions, shared by the host and a device. A table that only
-// records its calls replaces a device, to check what would reach one.
+// records its calls replaces a device and shows which calls would reach one.
 #include "moe/formats.h"
 
 #include <cmath>
@@ -99,7 +99,8 @@ class Formats : public testing::Test {
   Place device = Place::cuda(2, &queue, &kNoting);
 };
 
-// Each mistake is told in the same words on the host and on a device, where nothing is enqueued.
+// Each mistake has the same message on the host and on a device, and nothing is enqueued on the
+// device.
 TEST_F(Formats, TellOneMistakeInOneWay) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   using Mode = QuantizeMode;
@@ -254,7 +255,8 @@ TEST_F(Formats, RowsThatAreNotFinite) {
     EXPECT_EQ(std::isnan(out[static_cast<size_t>(i)]), i / kCols == 1) << i;
 }
 
-// What a host alone computes is no mistake, and nothing of it is enqueued on a device.
+// A feature that only hosts have is unsupported on a device rather than a mistake, and nothing is
+// enqueued there.
 TEST_F(Formats, SweepsAndChannelWeightsAreTheHosts) {
   const std::vector<float> weights(kCols, 1.0f);
   q.search = ScaleSearch::kSweep;
@@ -271,7 +273,8 @@ TEST_F(Formats, SweepsAndChannelWeightsAreTheHosts) {
   EXPECT_EQ(noted.quantize.x, nullptr);
 }
 
-// More rows than the host takes at a time, of bf16: as one call of the quantizer on all of them.
+// More rows of bf16 than the host processes at a time: the result equals one call of the quantizer
+// on all of them.
 TEST_F(Formats, WeightsInManyRowsAreOneMatrix) {
   constexpr int64_t rows = 150, cols = 64;
   std::vector<uint16_t> bits(rows * cols);

@@ -1,4 +1,4 @@
-// A host whose callbacks throw, strides that leave the address space, and unaligned numbers.
+// A host with callbacks that throw, strides that leave the address space, and unaligned numbers.
 #include <stdexcept>
 #include <thread>
 
@@ -39,8 +39,8 @@ TEST(ThrowingHost, ASourceEndsTheOpening) {
 }
 
 struct ThrowingThreads {
-  int at_call = 0;  // which of the calls throws
-  // before any body has begun, or after two that other threads may still be in
+  int at_call = 0;  // the call that throws
+  // before any body has begun, or after two that other threads may still be running
   bool before = false;
   int calls = 0;
   std::vector<std::thread> left;
@@ -93,7 +93,7 @@ TEST(ThrowingHost, ARunWhoseThreadsThrowFailsAndTheLayerGoesOn) {
       EXPECT_EQ(last_error(), before ? "no threads" : "a thread died");
       threads.left.clear();
       threads.at_call = -1;
-      // Neither the weights nor the workspace count as in use any more.
+      // Neither the weights nor the workspace are marked as in use any more.
       const nvfp4_moe_expert same = CLayer::expert(c.tiny.experts[0]);
       EXPECT_NO_THROW(layer.replace_expert(0, same)) << last_error();
       EXPECT_EQ(run(), NVFP4_MOE_STATUS_OK) << last_error();
@@ -114,7 +114,8 @@ TEST(Strides, RowsThatLeaveTheAddressSpaceAreRefused) {
         LoadedExpert loaded;
         loaded.source = tiny.experts[static_cast<size_t>(e)].source();
         Nvfp4View& down = loaded.source.down;
-        // An address so high that its last row does not fit, where the distance to it does.
+        // An address so high that its last row does not fit, although the distance to that row
+        // does.
         if (stride == int64_t{1} << 57)
           (codes ? down.codes : down.block_scales) =
               reinterpret_cast<const uint8_t*>(~uintptr_t{0} << 58);
@@ -153,7 +154,7 @@ TEST(Strides, ExpertsThatLeaveTheAddressSpaceAreRefused) {
   }
 }
 
-// ---- alignment (what a wrong one does shows under -fsanitize=alignment)
+// ---- alignment (-fsanitize=alignment shows the effect of a wrong one)
 
 // An array one byte off.
 template <class T>

@@ -1,4 +1,5 @@
-// open: choosing, streaming, refusing, cancelling. run: what it computes, what it refuses.
+// open: choosing, streaming, refusing, cancelling. run: its results and its refusals.
+//
 // Long because open and run are tested over one set of tiny layers.
 #include "moe/layer.h"
 
@@ -353,8 +354,8 @@ TEST(Registry, ExplainsEveryBackend) {
   EXPECT_EQ(choose_backend(config, gpu, "reference").status().code(), Code::kUnsupported);
 }
 
-// "auto" gives the layer to the CPU's best instruction set of this host, which the long tier's old
-// CPUs ask for by name.
+// "auto" gives the layer to the CPU's best instruction set of this host. The long tier's old CPUs
+// request theirs by name.
 TEST(Registry, AutoRunsAnInstructionSetOfThisHost) {
   const auto backend = choose_backend(TinyLayer().config(), host_facts(), "auto");
   ASSERT_OK(backend);
@@ -367,7 +368,7 @@ TEST(Registry, AutoRunsAnInstructionSetOfThisHost) {
   RecordProperty("auto", chosen->name);
 }
 
-// Forced backends that would end in an illegal instruction: every way to open one says what is
+// Forced backends that would end in an illegal instruction: every way to open one reports what is
 // missing.
 class Forced : public testing::TestWithParam<std::string> {
  protected:
@@ -406,8 +407,7 @@ INSTANTIATE_TEST_SUITE_P(Names, Forced, testing::ValuesIn(instruction_set_names(
                            return forced.param;
                          });
 
-// On a host that runs everything too: a backend that declines is not opened, however it is handed
-// over.
+// Even on a host that runs everything, a backend that declines is not opened, however it is passed.
 TEST(Layer, IsNotOpenedOnABackendThatDeclines) {
   Backend declining = kCpuBackend;
   declining.name = "cpu:other";

@@ -28,7 +28,7 @@ struct Input {
 
 LinearOptions linear_options() { return {.max_tokens = 8, .executor = &serial_executor()}; }
 
-// tests/layer judges the products of each backend; here all of them give those of the first.
+// tests/layer tests the products of each backend; here all must give those of the first.
 TEST(Linear, BackendsAgreeInEveryMode) {
   std::mt19937 random(1);
   const Matrix weight = Matrix::random(40, 96, 0.25f, random);
@@ -101,7 +101,7 @@ TEST(Linear, ResolvesItsScale) {
       refused(),
       HasSubstr("activation_scale: expected dynamic_token or static with activation_format fp8"));
   options.activation_scale = ActivationScale::kStatic;
-  EXPECT_EQ(scale(), 2.0f);  // 1.8 where a row holds 448
+  EXPECT_EQ(scale(), 2.0f);  // rounded up from 1.8, since a row holds 448
   options.activation_format = ActivationFormat::kInt8Block;
   EXPECT_THAT(
       refused(),

@@ -35,10 +35,10 @@ TEST_F(PackedCacheTest, SecondOpenIsAHitWithTheSameBytes) {
   size_t files = 0;
   for (const auto& entry : fs::directory_iterator(cache_.directory))
     files += entry.is_regular_file();
-  EXPECT_EQ(files, 1u);  // nothing half-written is left beside it
+  EXPECT_EQ(files, 1u);  // no half-written file is left
 }
 
-// Shifts and counts lie in the file, beside the tensor scales.
+// The file holds shifts and counts together with the tensor scales.
 TEST_F(PackedCacheTest, Fp8WeightsComeBack) {
   MoeOptions options = stored();
   const auto open_as = [&](ActivationFormat format) {
@@ -84,8 +84,8 @@ TEST_F(PackedCacheTest, ReplacingInAMappedLayerLeavesTheFileAlone) {
   EXPECT_TRUE(outcome_.hit);
 }
 
-// Two models of equal names, sizes and times, as tar, cp -p and image layers make them, that differ
-// in one byte.
+// Two models with equal names, sizes and times, as tar, cp -p and image layers make them, that
+// differ in one byte.
 TEST_F(PackedCacheTest, AnotherModelOfEqualShapesAndTimesIsAnotherEntry) {
   const std::string ours = model_, other = directory_.file("other");
   fs::copy(ours, other);
@@ -104,13 +104,14 @@ TEST_F(PackedCacheTest, AnotherModelOfEqualShapesAndTimesIsAnotherEntry) {
     EXPECT_TRUE(same_bits(run(*open()), i == 0 ? of_ours : of_other));
     EXPECT_TRUE(outcome_.hit);
   }
-  // The other model under our path: another inode is another file, whatever its times say.
+  // The other model under our path: another inode is another file, even if its times are the same.
   fs::rename(ours, directory_.file("away"));
   fs::rename(other, ours);
   model_ = ours;
   EXPECT_TRUE(same_bits(run(*open()), of_other));
   EXPECT_FALSE(outcome_.hit);
-  // And by content, where neither inodes nor times count: written over in place, with the old time.
+  // With checksums the content counts, not inodes or times: the file is overwritten in place, with
+  // the old time.
   cache_.checksum = true;
   open();
   fs::copy_file(directory_.file("away") + shard, ours + shard,
@@ -125,8 +126,8 @@ TEST_F(PackedCacheTest, AnotherModelOfEqualShapesAndTimesIsAnotherEntry) {
   EXPECT_TRUE(outcome_.hit);
 }
 
-// Where device, inode and all times are alike (copies of a disk's image), only the bytes tell two
-// models apart.
+// If device, inode and all times are the same (copies of a disk image), only the bytes distinguish
+// two models.
 TEST_F(PackedCacheTest, ScalarsAndTheMiddleOfEachMatrixAreRead) {
   const Checkpoint opened = checkpoint();
   const int64_t layer = opened.model().layers.at(0);
@@ -177,7 +178,7 @@ TEST_F(PackedCacheTest, EverythingThatChangesTheBytesChangesTheKey) {
   EXPECT_THAT(outcome_.reason, "");
   cache_.checksum = true;
   expect_rebuilt("checksum");
-  {  // a byte of the data, with the old mtime: only a checksum can see that
+  {  // a byte of the data, with the old mtime: only a checksum detects that
     const auto time = fs::last_write_time(shard);
     flip(shard, fs::file_size(shard) - 1, 1);
     fs::last_write_time(shard, time);
@@ -268,7 +269,7 @@ ATTACK_TEST_F(kCacheTampering, PackedCacheTest, PlantedFaultsAreRefusedAndRebuil
     EXPECT_TRUE(same_bits(run(*open()), expected));
     EXPECT_TRUE(outcome_.hit) << c.text;
   }
-  // Damage of the payload goes unseen only where that is asked for; damage of the head never does.
+  // Damage of the payload is missed only if the cache is unchecked; damage of the head never is.
   open();
   overwrite(size - 1, 0x11);
   attacked();

@@ -31,7 +31,7 @@ MoeOptions full_options() {
   return options;
 }
 
-// A repro of a run with everything in it, on the reference.
+// A repro of a run with every optional part, on the reference.
 struct Written {
   TempDir directory;
   TinyLayer tiny{full_options()};
@@ -98,7 +98,7 @@ ATTACK_TEST(kHostileNumbers, ConfigJson, RefusesWhatIsNotOne) {
   }
 }
 
-// It holds weights and what users wrote.
+// The file holds weights and users' data.
 TEST(Repro, IsReadableByItsUserOnly) {
   const mode_t old = umask(0);
   const Written written;
@@ -131,7 +131,7 @@ TEST(Repro, WithoutOutputComparesWithTheReferenceAlone) {
   EXPECT_TRUE(report->passed());
 }
 
-// Copies a repro, with one tensor's bytes or the metadata changed on the way.
+// Copies a repro, with one tensor's bytes or the metadata changed.
 struct Edit {
   std::function<void(std::vector<TensorInfo>&, std::map<std::string, std::string>&)> header =
       [](auto&, auto&) {};

@@ -25,7 +25,7 @@ struct alignas(16) Vector {
   uint16_t at[kRouterVector];
 };
 
-// bf16 in [-2, 2), aligned as the calls want them.
+// bf16 in [-2, 2), aligned as the calls require.
 struct Bf16s {
   explicit Bf16s(int64_t count, uint64_t seed) : vectors(static_cast<size_t>((count + 7) / 8)) {
     Random random(seed);
@@ -58,9 +58,9 @@ struct Problem {
   RouterGemm call;
 };
 
-// An accumulator takes at most ceil(H / 1024) products, the first of them exactly, and 10 halvings
-// follow: as many additions are a product's relative error at most, in units of 2^-24 and to first
-// order; 1 % covers the rest.
+// An accumulator adds at most ceil(H / 1024) products, the first of them exactly, and 10 halvings
+// follow. A product's relative error is at most the number of these additions, in units of 2^-24
+// and to first order; 1 % covers the rest.
 TEST(RouterGemmOnTheHost, LiesWithinTheBoundOfItsAdditions) {
   for (const int64_t size : {8, 120, 1024, 1032, 2048, 7168, 9000}) {
     Problem p(3, 5, size, 16);
@@ -89,7 +89,8 @@ TEST(RouterGemmOnTheHost, LiesWithinTheBoundOfItsAdditions) {
   }
 }
 
-// What a logit is does not depend on the tokens beside it, nor bf16 on anything but the fp32 sum.
+// A logit does not depend on the other tokens of the batch; in bf16 it depends on the fp32 sum
+// only.
 TEST(RouterGemmOnTheHost, ATokenHasItsBitsInEveryBatch) {
   Problem p(9, 40, 2056);
   ASSERT_TRUE(router::router_gemm(p.call).ok());
@@ -108,7 +109,7 @@ TEST(RouterGemmOnTheHost, ATokenHasItsBitsInEveryBatch) {
   for (size_t i = 0; i < together.size(); ++i) EXPECT_EQ(p.bf16[i], bf16_from_float(together[i]));
 }
 
-// The order is the documented one: numbers of which only that order loses just these.
+// The order is the documented one: only in that order do these sums lose exactly these numbers.
 TEST(RouterGemmOnTheHost, AddsInTheDocumentedOrder) {
   Problem p(1, 1, 2048);
   std::fill(p.hidden.vectors.begin(), p.hidden.vectors.end(), Vector{});
@@ -121,7 +122,7 @@ TEST(RouterGemmOnTheHost, AddsInTheDocumentedOrder) {
     for (const auto& [k, value] : values) p.hidden.data()[k] = 0;
   };
   expect({{0, 0x1p30f}, {1024, 1.0f}, {4, -0x1p30f}},
-         0.0f);  // 1024 joins accumulator 0 before its neighbours do
+         0.0f);  // 1024 is added to accumulator 0 before its neighbours are
   expect({{0, 0x1p30f}, {4, -0x1p30f}, {1, 1.0f}}, 1.0f);  // i + 4 before i + 1
   expect({{0, 0x1p30f}, {2, 1.0f}, {4, -0x1p30f}, {6, 1.0f}}, 2.0f);
   expect({{0, 0x1p30f}, {128, -0x1p30f}, {8, 1.0f}}, 1.0f);    // lanes 16 apart before neighbours

@@ -1,5 +1,6 @@
 // The argument checks of expert selection, shared by the host and a device, and the C interface
-// over it. A table that only records its calls replaces a device, to check what would reach one.
+// over it. A table that only records its calls replaces a device and shows which calls would reach
+// one.
 #include "moe/router.h"
 
 #include <gmock/gmock.h>
@@ -71,8 +72,8 @@ class RouterFront : public testing::Test {
   SelectExperts call;
 };
 
-// Each mistake is told in the same words on the host and on a device, where nothing is enqueued;
-// nothing is written.
+// Each mistake has the same message on the host and on a device. Nothing is enqueued on the device,
+// and nothing is written.
 TEST_F(RouterFront, OneMistakeOneText) {
   const struct {
     const char* expected;
@@ -193,7 +194,7 @@ TEST_F(CApiRouter, GivesWhatTheLibraryGives) {
 }
 
 TEST_F(CApiRouter, ReadsEveryField) {
-  // Groups of two, of which two are kept: {2, 3} by its sum, {6, 7} next.
+  // Groups of two, two of which are kept: {2, 3} by its sum, then {6, 7}.
   logits.assign(kTokens * kExperts, -30.0f);
   for (const int expert : {2, 3, 6}) logits[static_cast<size_t>(expert)] = 0.0f;
   bias[4] = 0.25f;
@@ -211,7 +212,7 @@ TEST_F(CApiRouter, ReadsEveryField) {
   EXPECT_EQ(ids[0], 2);
   EXPECT_EQ(ids[1], 3);
   EXPECT_EQ(weights[0], 0.75f);  // 0.5 / (1 + 1) * 3
-  bias[5] = 2.0f;                // group {4, 5} is kept now, and 5 comes first
+  bias[5] = 2.0f;                // now group {4, 5} is kept, and 5 comes first
   ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(ids[0], 5);
 

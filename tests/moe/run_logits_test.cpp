@@ -1,5 +1,6 @@
-// A layer's run that selects its experts by router logits, through C: the bits of a selection and a
-// run on it, the checks of both, and nothing written where they fail.
+// A layer's run that selects its experts by router logits, through C: it has the bits of a
+// selection followed by a run on it, it performs the checks of both, and it writes nothing if they
+// fail.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

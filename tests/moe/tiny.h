@@ -84,7 +84,7 @@ inline LayerOptions tiny_layer_options(int64_t max_tokens = 16) {
   return options;
 }
 
-// Inputs and output of one call; out is F32 unless told otherwise.
+// Inputs and output of one call; out is F32 by default.
 struct TinyBatch {
   int64_t tokens;
   std::vector<uint16_t> hidden;  // (tokens, hidden) bf16
@@ -114,8 +114,8 @@ struct TinyBatch {
   }
 };
 
-// Opened on that backend, or on the one that the options name; null, with a failure, if it does not
-// open.
+// Opened on that backend, or on the one that the options name. If it does not open: null, and the
+// test fails.
 inline std::unique_ptr<MoeLayer> open_tiny(const TinyLayer& tiny,
                                            const LayerOptions& options = tiny_layer_options(),
                                            const Backend* backend = nullptr) {
@@ -155,7 +155,7 @@ class Interrupting : public Executor {
   int threads() const override { return 1; }
 };
 
-// An environment variable for the length of a scope.
+// Sets an environment variable until the end of a scope.
 class ScopedEnv {
  public:
   ScopedEnv(const char* name, const std::string& value) : name_(name) {

@@ -1,6 +1,6 @@
 // Workspaces: the pool has one per stream if runs follow each other and one per run if they
-// overlap, and allocates nothing once the largest exists. Also the sizes that are kept, and claims,
-// one per run.
+// overlap, and allocates nothing once the largest exists. Also the cached sizes, and claims, one
+// per run.
 #include "moe/workspaces.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Allocations, the bytes that live, and the most that ever did.
+// The number of allocations, the bytes in use, and their maximum.
 std::atomic<int> allocations{0};
 std::atomic<size_t> living{0}, most{0};
 Result<Buffer> counted(size_t size_bytes, void*) {
@@ -55,7 +55,7 @@ TEST_F(WorkspacePools, OneWorkspaceServesAllThatFollowEachOther) {
     EXPECT_EQ(lease->data(), first);
   }
   EXPECT_EQ(allocations, 1);
-  { ASSERT_OK(pool.lease(1 << 20)); }  // outgrown: the small one goes
+  { ASSERT_OK(pool.lease(1 << 20)); }  // outgrown: the small one is freed
   EXPECT_EQ(allocations, 2);
   EXPECT_EQ(living, size_t{1} << 20);
 }
@@ -88,8 +88,8 @@ TEST_F(WorkspacePools, TheLargestFreeOneIsTaken) {
   EXPECT_EQ(allocations, 2);
 }
 
-// What a graph was captured with stays its own: no run outside gets it, and growing does not free
-// it.
+// A workspace captured in a graph stays the graph's: no run outside gets it, and growing does not
+// free it.
 TEST_F(WorkspacePools, CapturesKeepTheirWorkspaces) {
   WorkspacePool pool(counted);
   const void* captured = nullptr;
@@ -124,7 +124,7 @@ TEST_F(WorkspacePools, ReleaseGivesBackAllThatNoLeaseHolds) {
     { ASSERT_OK(pool.lease(1000)); }
     { ASSERT_OK(pool.lease(2000, &stream)); }
     { ASSERT_OK(pool.lease(300, nullptr, 7)); }
-    { ASSERT_OK(pool.lease(400, nullptr, 7)); }  // outgrows the capture's first one, which stays
+    { ASSERT_OK(pool.lease(400, nullptr, 7)); }  // outgrows the capture's first one, which is kept
     const auto held = pool.lease(50, &stream, 8);
     ASSERT_OK(held);
     EXPECT_EQ(pool.release(), 3700u);
@@ -160,7 +160,7 @@ TEST_F(WorkspacePools, ARefusalIsToldAndLeavesThePoolUsable) {
   { ASSERT_OK(pool.lease(1000)); }
   refuses = true;
   EXPECT_EQ(pool.lease(2000).status().code(), Code::kOutOfMemory);
-  EXPECT_EQ(living, 0u);  // the outgrown one went to make room
+  EXPECT_EQ(living, 0u);  // the outgrown one was freed to make room
   refuses = false;
   ASSERT_OK(pool.lease(2000));
   EXPECT_EQ(living, 2000u);
@@ -185,8 +185,7 @@ TEST_F(WorkspacePools, ThreadsNeverHoldTheSameBytes) {
   EXPECT_EQ(mixed, 0);
 }
 
-// ---- LastSize: what is computed again, and that no thread is given the size of another token
-// count
+// ---- LastSize: when it computes again, and that no thread gets the size of another token count
 
 TEST(LastSize, ComputesOnceForACountThatIsAskedForAgain) {
   LastSize last;
@@ -204,7 +203,7 @@ TEST(LastSize, ComputesOnceForACountThatIsAskedForAgain) {
   EXPECT_EQ(computed, 3);
 }
 
-// A size that does not fit beside its token count is right too, and hides no other.
+// A size too large to be stored together with its token count is right too, and hides no other.
 TEST(LastSize, LargeSizesAndCountsAreExact) {
   constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
   constexpr size_t kLimit = size_t{1} << 33;
@@ -232,7 +231,7 @@ TEST(LastSize, ThreadsGetTheSizeOfTheirOwnCount) {
   EXPECT_EQ(wrong, std::vector<int>(4, 0));
 }
 
-// ---- WorkspaceClaim: two runs in one workspace are refused, whatever its bytes hold, and a claim
+// ---- WorkspaceClaim: two runs in one workspace are refused, for any contents of it, and a claim
 // ends with its run
 
 using namespace test;
@@ -252,7 +251,8 @@ TEST(WorkspaceClaim, OneOfTheSameAddressAtATime) {
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(WorkspaceClaim(nullptr));
 }
 
-// More than the table holds: what is watched is refused twice, what is not is let through.
+// More than the table holds: a workspace in the table is refused a second claim, the others are let
+// through.
 TEST(WorkspaceClaim, AFullTableRefusesNobodyElse) {
   std::vector<std::unique_ptr<WorkspaceClaim>> claims;
   for (uint64_t i = 1; i <= 5000; ++i) {
@@ -308,7 +308,7 @@ TEST(WorkspaceClaim, ASecondRunInOneWorkspaceIsBusyAndDisturbsNothing) {
     Status refused, none_refused;
     executor.in_the_middle = [&] {
       refused = run_in(workspace, *other, second.batch());
-      Batch none = second.batch();  // without tokens, which writes counts and offsets all the same
+      Batch none = second.batch();  // has no tokens, but still writes counts and offsets
       none.tokens = 0;
       none_refused = run_in(workspace, *other, none);
     };

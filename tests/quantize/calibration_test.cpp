@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kExperts = 4, kHidden = 128, kIntermediate = 64;
 
-// Of one layer: (experts, columns) each.
+// One layer's moments: (experts, columns) each.
 struct Moments {
   std::vector<int64_t> rows = std::vector<int64_t>(kExperts, 7);
   std::vector<float> hidden = std::vector<float>(kExperts * kHidden);
@@ -90,8 +90,8 @@ class QuantizeCalibrated : public testing::Test {
   std::string in() const { return dir_.file("in"); }
   std::string file() const { return dir_.file("moments"); }
 
-  // Of layer 1's expert: codes and block scales of a matrix that the quantizer gives with these
-  // weights.
+  // Compares an expert of layer 1 with the codes and block scales that the quantizer gives for
+  // these weights.
   void expect_expert(const std::string& out, int64_t expert, const Moments& moments,
                      ScaleSearch search, bool weighted) {
     const auto source = must(Checkpoint::open(in())), target = must(Checkpoint::open(out));
@@ -106,7 +106,8 @@ class QuantizeCalibrated : public testing::Test {
       const std::vector<float>& all = p == 2 ? moments.intermediate : moments.hidden;
       std::vector<float> weights(all.begin() + expert * matrix.cols,
                                  all.begin() + (expert + 1) * matrix.cols);
-      // A hundredth of the mean is added. Which search it is for is not decided by the last bits.
+      // A hundredth of the mean is added. Rounding in the last bits does not change the search's
+      // result.
       const double mean = std::accumulate(weights.begin(), weights.end(), 0.0) /
                           static_cast<double>(weights.size());
       for (float& weight : weights)
@@ -162,8 +163,8 @@ TEST_F(QuantizeCalibrated, ImatrixDatGivesTheSameBytes) {
   ASSERT_OK(quantize_checkpoint(in(), dir_.file("own"), options_));
   DatWriter dat;
   dat.number(5).entry("output.weight", {1, 2, 3});
-  // Sums instead of means, in a power of two, of the same numbers; layer 1 with gate and up in one
-  // tensor.
+  // The same numbers as sums instead of means, times a power of two; layer 1 with gate and up in
+  // one tensor.
   for (size_t l = 0; l < 2; ++l) {
     const std::string prefix = "blk." + std::to_string(l) + ".";
     std::vector<float> hidden = layers_[l].hidden, intermediate = layers_[l].intermediate;
@@ -255,7 +256,7 @@ TEST_F(QuantizeCalibrated, WrongWidthsAreRefusedByName) {
               HasSubstr("layers.0.rows: expected (4) I64, got (5) I64"));
 }
 
-// Cut at every byte, and with each length and count too large: one line, whatever the bytes.
+// Cut at every byte, and with each length and count too large: the message always has one line.
 ATTACK_TEST_F(kHostileFiles, QuantizeCalibrated, BrokenImatrixFilesAreRefused) {
   DatWriter whole;
   whole.number(2).entry("blk.0.ffn_gate_exps.weight", {1, 2}).entry("a", {3}).number(1).text("set");
@@ -266,7 +267,7 @@ ATTACK_TEST_F(kHostileFiles, QuantizeCalibrated, BrokenImatrixFilesAreRefused) {
     EXPECT_EQ(status.code(), Code::kBadInput);
     return status.message();
   };
-  // chunks, length, "set": may be missing as a whole
+  // chunks, length, "set": may be missing together
   const size_t tail = whole.bytes_.size() - 4 - 4 - 3;
   for (size_t cut = 0; cut < whole.bytes_.size(); ++cut) {
     const std::string said = message(whole.bytes_.substr(0, cut));

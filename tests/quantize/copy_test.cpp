@@ -56,7 +56,7 @@ ATTACK_TEST_F(kSpecialFiles, Copy, ALinkOutOfTheModelIsRefusedByName) {
     fs::create_symlink(target, link);
     expect_refused(link);
   }
-  // A folder whose name begins like the model's is not the model.
+  // A folder whose name merely begins like the model's is not the model.
   fs::create_directory(dir_.file("in-other"));
   std::ofstream(dir_.file("in-other/x")) << "x";
   fs::create_symlink("../in-other/x", link);
@@ -69,7 +69,7 @@ ATTACK_TEST_F(kSpecialFiles, Copy, ALinkOutOfTheModelIsRefusedByName) {
   Status status = other_files(in_).status();
   EXPECT_EQ(status.code(), Code::kBadInput);
   fs::remove(in_ + "/hf_quant_config.json");
-  // A folder around the link has no end.
+  // A folder around the link would be copied without end.
   fs::create_symlink("..", in_ + "/sub/up");
   expect_refused(fs::canonical(in_).string() + "/sub/up");
   EXPECT_OK(quantize_checkpoint(in_, out_));
@@ -114,15 +114,15 @@ TEST_F(Copy, TheHubsCacheIsOneModel) {
   EXPECT_EQ(result->copied_files, (std::vector<std::string>{"sub/code.py", "tokenizer.json"}));
   EXPECT_EQ(read_file(out_ + "/sub/code.py"), "pass");
 
-  // Only the blobs: not another revision, nor what else lies around.
+  // Only the blobs: no other revision and no other files.
   std::ofstream(repository / "refs") << "main";
   fs::create_symlink("../../refs", snapshot / "refs.txt");
   const Status status = quantize_checkpoint(snapshot.string(), dir_.file("out3")).status();
   EXPECT_THAT(status, Refused(Code::kBadInput, "refs.txt"));
 }
 
-// A copy without its tokenizer would be a success that is none: what cannot be read is an error
-// with its name.
+// A copy without its tokenizer would pass as a success, so an unreadable file is an error with its
+// name.
 ATTACK_TEST_F(kUnreadableExtras, Copy, WhatCannotBeReadIsRefusedByNameBeforeAnyWork) {
   fs::permissions(dir_.path(), fs::perms(0755));
   fs::create_directories(in_ + "/sub/deep");
@@ -156,13 +156,13 @@ ATTACK_TEST_F(kUnreadableExtras, Copy, WhatCannotBeReadIsRefusedByNameBeforeAnyW
     refused(name, Code::kIo, "cannot list: Permission denied");
     fs::permissions(in_ + "/" + name, fs::perms(0755));
   }
-  fs::permissions(in_ + "/sub", fs::perms(0644));  // may be listed, and nothing in it read
+  fs::permissions(in_ + "/sub", fs::perms(0644));  // may be listed, but no file in it read
   refused("sub/code.py", Code::kIo, "cannot stat: Permission denied");
   fs::permissions(in_ + "/sub", fs::perms(0755));
   ASSERT_EQ(::mkfifo((in_ + "/sub/pipe").c_str(), 0644), 0);
   refused("sub/pipe", Code::kBadInput, "expected a regular file, got a FIFO");
   fs::remove(in_ + "/sub/pipe");
-  // Only the config at the top is rewritten; one below is a file like any other.
+  // Only the config at the top is rewritten; one in a subfolder is a file like any other.
   std::ofstream(in_ + "/sub/hf_quant_config.json") << "{}";
   const auto result = must(quantize_checkpoint(in_, out_));
   EXPECT_EQ(result->copied_files,

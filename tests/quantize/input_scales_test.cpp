@@ -1,5 +1,5 @@
 // The file of quantize --input-scales: every layer once, exact integers, scales that a float can
-// have.
+// represent.
 #include "convert/input_scales.h"
 
 #include <sys/stat.h>
@@ -39,7 +39,7 @@ TEST(InputScales, AreTheNumbersOfTheFile) {
   EXPECT_EQ(scales->at(1).hidden, 3.4e38f);
   EXPECT_EQ(scales->at(3).hidden, 1e-3f);
   EXPECT_EQ(scales->at(3).intermediate, std::nullopt);  // null: not calibrated
-  // A layer that is not quantized may be there, and need not be.
+  // A layer that is not quantized may be listed or not.
   EXPECT_OK(parse_input_scales(text, kLayers, {1}));
   EXPECT_OK(parse_input_scales(file_of({entry("1")}), kLayers, {1}));
 }
@@ -110,7 +110,7 @@ ATTACK_TEST(kSpecialFiles, InputScales, AFileWithoutAnEndIsRefused) {
   EXPECT_OK(read_input_scales(dir.file("scales.json"), kLayers, {0, 1}));
 }
 
-// The same of callers who pass scales without a file.
+// The same for callers who pass scales without a file.
 TEST(InputScales, OfALayerThatIsNotThereAreRefused) {
   const TempDir dir;
   SynthesizeOptions small{.layers = 2,

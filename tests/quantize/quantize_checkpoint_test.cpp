@@ -207,7 +207,7 @@ TEST_F(QuantizeCheckpoint, QwenConfigsNameWhatIsNotQuantized) {
   EXPECT_NE(std::find(patterns.begin(), patterns.end(), "re:^model\\.layers\\.0\\.mlp\\.experts.*"),
             patterns.end());
 
-  // The layer that was left out is byte for byte the source's.
+  // The excluded layer is byte for byte the source's.
   const auto a = must(TensorIndex::open(dir_.file("qwen"))),
              b = must(TensorIndex::open(dir_.file("mo")));
   const std::string name = "model.layers.0.mlp.experts.2.up_proj.weight";
@@ -222,7 +222,7 @@ TEST_F(QuantizeCheckpoint, ResumesWhereItStoppedWithTheSameBytes) {
   const auto whole = must(quantize_checkpoint(in(), dir_.file("whole2"), options));
   EXPECT_EQ(read_files(dir_.file("whole")), read_files(dir_.file("whole2")));
 
-  // Stopped at every eighth step, each time a little further.
+  // Stopped at every eighth step, each time a little later.
   int64_t stop_after = 8, runs = 0, quantized_again = 0;
   options.progress = [&](const Progress& p) { return p.done < stop_after; };
   for (;; stop_after += 8, ++runs) {

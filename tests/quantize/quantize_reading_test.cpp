@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What only Python's json has stays what it is: null would be another model.
+// A value that only Python's json has is kept: null would be another model.
 TEST(QuantizeConfig, AnInfinityStaysAsItIs) {
   TempDir dir;
   const std::string in = dir.file("in"), out = dir.file("out");
@@ -33,7 +33,7 @@ TEST(QuantizeConfig, AnInfinityStaysAsItIs) {
   EXPECT_OK(Checkpoint::open(out));
 }
 
-// With a tensor scale of its own, each matrix is what loading quantizes.
+// With a separate tensor scale for each matrix, the result equals quantizing on load.
 void expect_quantized(const CheckpointBuilder& plain_builder, CheckpointBuilder& stacked,
                       const CheckpointOptions& reading) {
   CheckpointBuilder builder = plain_builder;

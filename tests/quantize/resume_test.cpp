@@ -58,7 +58,7 @@ class Resume : public testing::Test {
     ASSERT_NE(shard_, "");
   }
   Result<QuantizeResult> resume() { return quantize_checkpoint(in_, out_, options_); }
-  // The run ends as if it had never been stopped.
+  // The result is the same as if the run had never been stopped.
   void expect_whole(const Result<QuantizeResult>& result) {
     ASSERT_OK(result);
     EXPECT_THAT(differing(read_files(out_), read_files(whole_)), IsEmpty());
@@ -82,8 +82,8 @@ TEST_F(Resume, KeepsWhatIsAsItWasLeft) {
     EXPECT_EQ(note.find("again"), std::string::npos) << note;
 }
 
-// Every byte of a finished shard counts, also the last, and also where size and time are the old
-// ones.
+// Every byte of a finished shard counts, even the last one, and even if size and time are
+// unchanged.
 TEST_F(Resume, AnAlteredShardIsWrittenAgain) {
   change_byte_keeping_time(shard_, fs::file_size(shard_) - 1);
   const auto result = resume();
@@ -225,7 +225,7 @@ TEST_F(Resume, LeftoversDoNotBlock) {
   std::ofstream(early + "/quantize.plan.json");
   ASSERT_OK(quantize_checkpoint(in_, early, options_));
   EXPECT_THAT(differing(read_files(early), read_files(whole_)), IsEmpty());
-  // A folder with anything else is somebody's.
+  // A folder with any other content belongs to someone else.
   const std::string other = dir_.file("other");
   fs::create_directory(other);
   std::ofstream(other + "/notes.txt") << "mine";
@@ -256,7 +256,7 @@ TEST(QuantizePlanFile, GoesBothWays) {
   EXPECT_EQ(to_json(*back), text);
 }
 
-// By system calls: a page of a mapping that is gone would kill the process.
+// Reads by system calls: a page of a mapping that is gone would kill the process.
 ATTACK_TEST(kTruncations, SourceSample, OfAFileThatIsCutIsAnError) {
   const TempDir dir;
   const std::string path = dir.file("cut.safetensors");
@@ -268,8 +268,8 @@ ATTACK_TEST(kTruncations, SourceSample, OfAFileThatIsCutIsAnError) {
   EXPECT_EQ(describe_source(*file).status().code(), Code::kIo);
 }
 
-// Above 16 MiB a source is sampled: of every tensor one page, of a large one more. What was
-// requantized is seen.
+// Sources above 16 MiB are sampled: one page of every tensor, more of a large one. Requantized
+// weights are detected.
 TEST(SourceSample, SeesEveryTensorOfALargeFile) {
   const TempDir dir;
   const std::string path = dir.file("large.safetensors");
@@ -289,7 +289,7 @@ TEST(SourceSample, SeesEveryTensorOfALargeFile) {
     EXPECT_NE(sample(), before) << info.name;
     change_byte(path, middle);
   }
-  change_byte(path, 16);  // of the header: JSON no more, or another tensor
+  change_byte(path, 16);  // of the header: no longer JSON, or another tensor
   const auto broken = SafetensorsFile::open(path);
   if (broken.ok()) {
     EXPECT_NE(describe_source(*broken)->sample, before);

@@ -59,7 +59,7 @@ TEST(Synthesize, HasTheOfficialNamesShapesAndConfig) {
   EXPECT_EQ(w2.dtype, DType::kBf16);
 }
 
-// The bytes are part of the interface: recorded results name them by seed. A change here is a
+// The bytes are part of the interface: recorded results refer to them by seed. A change here is a
 // change of the data.
 TEST(Synthesize, SameSeedSameBytesOnEveryMachine) {
   TempDir dir;
@@ -135,7 +135,7 @@ TEST(Synthesize, QwenShapeLoadsToo) {
   EXPECT_OK(checkpoint->expert(1, 3));
 }
 
-// Experts without a gate, of the model's width and behind a latent projection.
+// Experts without a gate, of the model's width and after a latent projection.
 TEST(Synthesize, NemotronShapeLoadsToo) {
   TempDir dir;
   SynthesizeOptions o = two_layers();

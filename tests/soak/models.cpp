@@ -36,7 +36,7 @@ SoakModel SoakModel::from_arrays(const std::string& name, const MoeOptions& opti
   const auto arrays = std::make_shared<CLayer>(options);
   if (choose) choose(arrays->config);
   model.open_ = [arrays](nvfp4_moe_layer_options layer_options, nvfp4_moe_layer** layer) {
-    layer_options.cache_directory = nullptr;  // which is for what stands in files
+    layer_options.cache_directory = nullptr;  // the cache is for layers that come from files
     return nvfp4_moe_layer_open_tensors(&arrays->config, &arrays->tensors, &layer_options, layer);
   };
   model.versions_ = {arrays->tiny.experts[0], altered(arrays->tiny.experts[0])};

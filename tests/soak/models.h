@@ -1,8 +1,8 @@
-// The layers of the soak: where each is opened from, and every output that is right.
+// The layers of the soak: how each is opened, and every output that is right.
 //
 // A model has two versions of local expert 0, which replacements swap, and is otherwise constant.
-// So a run gives the bits of one version or of the other: anything else is a weight half written, a
-// workspace shared or memory gone.
+// So a run must give the bits of one version or of the other. Anything else means a weight half
+// written, a shared workspace or freed memory.
 #pragma once
 
 #include <functional>
@@ -25,7 +25,7 @@ class SoakModel {
     uint64_t bad_expert_ids = 0, nonfinite_tokens = 0;
   };
 
-  // Arrays of this process's own, in these sizes; choose sets what the config says besides them.
+  // Arrays in this process's memory, with these sizes; choose sets the config's other fields.
   static SoakModel from_arrays(const std::string& name, const MoeOptions& options,
                                const std::function<void(nvfp4_moe_config&)>& choose = {});
   // The first layer of a checkpoint. Opens that name a cache directory go through the packed cache.
@@ -36,23 +36,23 @@ class SoakModel {
     return open_(options, layer);
   }
   size_t batches() const { return batches_.size(); }
-  // A copy, whose output is the caller's to write.
+  // A copy; the caller may write its output.
   TinyBatch batch(size_t index) const { return batches_[index]; }
   const Expert& version(size_t index) const { return versions_[index]; }
-  // Which version the output is of; kVersions where it is of none.
+  // The version that gives this output; kVersions if neither does.
   size_t version_of(size_t backend, size_t batch, const std::vector<float>& out) const;
   const Right& right(size_t backend, size_t batch, size_t version) const {
     return right_[(backend * batches_.size() + batch) * kVersions + version];
   }
-  // Which version the codes and scales are of, all together; kVersions if they are mixed.
+  // The version that all these codes and scales belong to; kVersions if they are mixed.
   size_t version_of(const nvfp4_moe_expert_out& out) const;
   // Arrays for nvfp4_moe_layer_unpack_expert of local expert 0, kept in `expert`.
   static nvfp4_moe_expert_out buffers(Expert& expert);
 
  private:
   SoakModel() = default;
-  // Batches and the outputs that are right, from a layer that nobody else touches. Needs versions_
-  // and open_.
+  // Fills in the batches and the right outputs, from a layer that no other thread uses. Needs
+  // versions_ and open_.
   void learn(const MoeOptions& options);
 
   std::string name_;

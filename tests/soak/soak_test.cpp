@@ -1,9 +1,10 @@
 // Four threads that do to shared layers what a server's threads do over weeks: they load, run,
-// replace, unpack and fork, and close what others have only just used. For NVFP4_MOE_SOAK_SECONDS
-// (2); `./dev soak` runs it for an hour under ThreadSanitizer and under AddressSanitizer.
+// replace, unpack and fork, and close layers that others have only just used.
 //
-// Every output is compared bit for bit with those that are right. A thread that makes no step for
-// two minutes ends the process with what it was about to do.
+// Runs for NVFP4_MOE_SOAK_SECONDS (2); `./dev soak` runs it for an hour under ThreadSanitizer and
+// under AddressSanitizer. Every output is compared bit for bit with the right ones. If a thread
+// makes no step for two minutes, the process ends and reports the thread's next step.
+//
 // Long because the threads' steps share one state.
 #include <dirent.h>
 
@@ -143,7 +144,7 @@ class Soak {
     void fork_child(const OpenLayer& layer);
     void describe(const OpenLayer& layer);
     void replay(const OpenLayer& layer);
-    // Whether the call was carried out; kBusy is the one other answer.
+    // Whether the call succeeded; kBusy is the only other allowed result.
     bool done_or_busy(nvfp4_moe_status code, const OpenLayer& layer);
 
     Soak& soak_;
@@ -157,14 +158,14 @@ class Soak {
   }
   void put(Slot& slot, LayerPtr layer) {
     const std::lock_guard lock(slot.mutex);
-    slot.layer.swap(layer);  // what was there is closed behind the lock, if nobody uses it
+    slot.layer.swap(layer);  // the old layer is closed after the lock, if it is not in use
   }
-  // cancel: nullptr, or at which report of progress the load is given up.
+  // cancel: nullptr, or the number of the progress report at which to cancel.
   LayerPtr open(std::mt19937& random, int* cancel);
   void watch();
 
   std::vector<SoakModel> models_;
-  std::unique_ptr<Executor> pool_;  // which several layers borrow
+  std::unique_ptr<Executor> pool_;  // shared by several layers
   TempDir directory_;
   std::string cache_;
   std::array<Slot, kSlots> slots_;
@@ -252,7 +253,7 @@ void Soak::Actor::step() {
     }
     case kDescribe: describe(*layer); break;
     case kRepro: replay(*layer); break;
-    case kForget: {  // layers that are mapped from it go on
+    case kForget: {  // layers that are mapped from it continue to run
       std::error_code error;
       for (const auto& entry : std::filesystem::directory_iterator(soak_.cache_, error))
         if (random_() % 2 == 0) std::filesystem::remove(entry.path(), error);
@@ -293,8 +294,7 @@ void Soak::Actor::run_layer(const OpenLayer& layer) {
   EXPECT_EQ(status.nonfinite_tokens, right.nonfinite_tokens);
 }
 
-// A mistake of the caller's, which is an answer and no damage: whoever comes second is told that it
-// is busy.
+// A caller's mistake, which is answered and does no damage: the second run gets the status "busy".
 void Soak::Actor::run_in_shared_workspace(const OpenLayer& layer) {
   const size_t index = random_() % layer.model->batches();
   TinyBatch batch = layer.model->batch(index);
@@ -386,7 +386,7 @@ ATTACK_TEST(kForks, Soak, FourThreadsOnSharedLayers) {
   std::atomic<uint64_t> logged{0};
   nvfp4_moe_set_log_callback(
       [](int, const char*, void* user) { ++*static_cast<std::atomic<uint64_t>*>(user); }, &logged);
-  std::thread([] {}).join();  // a sanitizer starts one of its own beside the first
+  std::thread([] {}).join();  // with the first thread a sanitizer starts one of its own
   const size_t descriptors = entries_of("/proc/self/fd"), threads = entries_of("/proc/self/task");
   {
     Soak soak;

@@ -1,4 +1,4 @@
-// The reference against an oracle written from the contract alone: every case of the table, every
+// The reference against an oracle written only from the contract: every case of the table, every
 // bit of the output.
 #include <gtest/gtest.h>
 

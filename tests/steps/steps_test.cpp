@@ -27,15 +27,15 @@ namespace {
 
 constexpr int64_t kSplits = 1;
 
-// Any +0 for -0: implementations differ in the sign of a code that is zero.
+// Accepts any +0 for -0: implementations differ in the sign of a zero code.
 uint8_t without_negative_zero(uint8_t byte) {
   if ((byte & 0x0F) == 0x08) byte &= 0xF0;
   if ((byte & 0xF0) == 0x80) byte &= 0x0F;
   return byte;
 }
 
-// The two runs of one case: `reference` walks through the layer, `other` redoes each step on a copy
-// of its arrays.
+// The two runs of one case: `reference` executes the whole layer, `other` repeats each step on a
+// copy of its arrays.
 class StepPair {
  public:
   StepPair(const Backend& backend, const CaseData& data)
@@ -51,7 +51,7 @@ class StepPair {
   const MoeOptions& options() const { return data_.spec.options; }
   ActivationFormat format() const { return options().activation_format; }
 
-  // Takes the step on both sides from the same arrays.
+  // Runs the step on both sides from the same arrays.
   void step(const std::function<void(const LayerSteps&, const StepContext&)>& take) {
     other_.copy_arrays(reference_);
     const Batch batch = data_.batch(reference_out_.data());
@@ -180,7 +180,7 @@ class StepPair {
     return {test::oracle_decode(view.codes, view.block_scales, view.rows, view.cols),
             view.tensor_scale};
   }
-  // bias: null for none. It is one more term of the sum and one more addition.
+  // bias: null if the layer has no biases. It is one more term of the sum and one more addition.
   Exact exact(const std::vector<double>& x_row, const Weight& weight, int64_t n,
               const float* bias) const {
     const size_t k = x_row.size();
@@ -198,7 +198,7 @@ class StepPair {
     }
     return result;
   }
-  // One row of activations as numbers, with its own scale.
+  // One row of activations as numbers, with its scale.
   std::vector<double> row_values(const ActivationBuffers& activations, int64_t row,
                                  int64_t k) const {
     std::vector<double> values(static_cast<size_t>(k));
@@ -233,8 +233,8 @@ class StepPair {
     return data_.expert(part.assignment_of_row == nullptr ? kSharedExpert : expert);
   }
 
-  // actual lies within `error` of exact before it is rounded to dtype; both non-finite in the same
-  // way agree.
+  // actual is within `error` of exact before it is rounded to dtype. If both are non-finite in the
+  // same way, they agree.
   static void expect_near(double exact, double error, double actual, DType dtype,
                           const std::string& where) {
     if (std::isnan(exact)) {
@@ -298,8 +298,8 @@ class StepPair {
     }
   }
 
-  // docs/explanation/numerics.md, section 7: |u f'(g)| dg + |f(g)| du + 4 ulp of fp32 for exp;
-  // f' of every variant lies within 1.1, clamps shorten.
+  // docs/explanation/numerics.md, section 7: |u f'(g)| dg + |f(g)| du + 4 ulp of fp32 for exp; f'
+  // of every variant is at most 1.1 in magnitude, and clamps shorten.
   void check_swiglu(const Exact& g, const Exact& u, int64_t k, bool biased, double router,
                     double actual, const std::string& where) {
     const int64_t splits = kSplits + biased;
@@ -363,7 +363,7 @@ class StepPair {
 
 class Steps : public test::BackendTest {
  protected:
-  // Every step over the cases of the table whose number is, or is not, a multiple of 4.
+  // Every step over the cases with a number in the table that is, or is not, a multiple of 4.
   void walk_table(bool multiples_of_4) {
     const std::vector<Case>& table = case_table();
     for (size_t at = 0; at < table.size(); ++at) {
@@ -389,7 +389,7 @@ class Unpack : public test::BackendTest {};
 
 TEST_P(Unpack, GivesTheSourceBack) {
   for (const Case& spec : case_table()) {
-    if (spec.tokens > 12) continue;  // every shape is there with fewer
+    if (spec.tokens > 12) continue;  // fewer cases still have every shape
     SCOPED_TRACE(spec.name);
     const auto data = make_case(spec);
     ASSERT_OK(data);
@@ -415,7 +415,7 @@ TEST_P(Unpack, GivesTheSourceBack) {
   }
 }
 
-// The reference's own steps are judged by the oracle in reference_test.cpp, bit for bit.
+// reference_test.cpp compares the reference's own steps with the oracle, bit for bit.
 INSTANTIATE_TEST_SUITE_P(Backends, Steps, ::testing::ValuesIn(test::judged_backends()),
                          test::hardware_test_name<Backend>);
 INSTANTIATE_TEST_SUITE_P(Backends, Unpack, ::testing::ValuesIn(test::step_backends()),

@@ -8,9 +8,9 @@ namespace nvfp4_moe::internal::test {
 
 inline constexpr uid_t kNobody = 65534;
 
-// root may read anything: while this object lives, files are opened with another user's rights.
-// Without root it changes nothing, because the user's own rights are what is wanted. Threads that
-// run meanwhile change too.
+// root may read anything. While this object lives, files are opened with another user's rights.
+// Without root it changes nothing, because the user's own rights already suffice. Other threads'
+// rights change too.
 class AsNobody {
  public:
   AsNobody() : changed_(::geteuid() == 0 && ::seteuid(kNobody) == 0) {}

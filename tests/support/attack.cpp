@@ -19,7 +19,7 @@ const char* words_of(AttackKind kind) {
   return "";
 }
 
-// Tests that are marked, as Suite.Name without parameters.
+// Marked tests, as Suite.Name without parameters.
 std::map<std::string, AttackKind>& marked() {
   static std::map<std::string, AttackKind> tests;
   return tests;
@@ -27,7 +27,7 @@ std::map<std::string, AttackKind>& marked() {
 
 std::atomic<int64_t> tried{0};
 
-// The entry of a test; null if it is not marked. "All/Suite.Name/7" is one of Suite.Name.
+// The entry of a test; null if it is not marked. "All/Suite.Name/7" belongs to Suite.Name.
 const AttackKind* kind_of(const testing::TestInfo& test) {
   const std::string suite = test.test_suite_name(), name = test.name();
   const auto found =

@@ -1,9 +1,9 @@
-// Tests that attack the library: ./dev attack runs them alone and adds up what they tried.
+// Tests that attack the library: ./dev attack runs only these and adds up their attempts.
 //
-// ATTACK_TEST, ATTACK_TEST_F and ATTACK_TEST_P stand for TEST, TEST_F and TEST_P with the kind of
-// attack in front. CMake reads these lines and gives the tests the label `attack`. At the end of
-// each such test, skipped ones included, stdout has the line "attacked: KIND COUNT", which
-// tools/attack_summary.py adds up.
+// ATTACK_TEST, ATTACK_TEST_F and ATTACK_TEST_P replace TEST, TEST_F and TEST_P and take the kind of
+// attack as their first argument. CMake reads these lines and gives the tests the label `attack`.
+// At the end of each such test, even a skipped one, stdout has the line "attacked: KIND COUNT",
+// which tools/attack_summary.py adds up.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,11 +18,11 @@ enum class AttackKind {
 #undef ATTACK_KIND
 };
 
-// Adds attacks to those of the running test, where they happen; from any thread. A test that is not
-// one of ATTACK_TEST fails.
+// Counts attacks of the running test. Call it at the attack, from any thread. A test not declared
+// with ATTACK_TEST fails.
 void attacked(int64_t count = 1);
 
-// Says of a test, or of all that a parameterized one makes, which kind it is.
+// Registers the kind of a test, or of all tests that a parameterized one makes.
 class AttackMark {
  public:
   AttackMark(AttackKind kind, const char* suite, const char* name);

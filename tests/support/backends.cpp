@@ -10,10 +10,10 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// A parameter does not give its backend away.
+// A parameter does not give access to its backend.
 static_assert(!std::is_convertible_v<BackendParam, const Backend*>);
 static_assert(!std::is_convertible_v<KernelsParam, const cpu::Kernels*>);
-// A list of bare pointers does not reach a BackendTest either.
+// Nor does a BackendTest accept a list of bare pointers.
 static_assert(!std::is_convertible_v<const Backend*, BackendParam>);
 
 template <class T>
@@ -34,8 +34,8 @@ std::string first_device(const Backend& backend) {
   return backend.memory == nullptr ? "cpu" : "cuda:0";
 }
 
-// Those of the registry, in its order, without "cpu": the best of its instruction sets, which stand
-// there themselves.
+// The registry's backends, in its order, without "cpu": that is the best of its instruction sets,
+// which are listed themselves.
 template <class Wanted>
 std::vector<BackendParam> registered(Wanted wanted) {
   std::vector<BackendParam> list;
@@ -72,7 +72,7 @@ bool declines(const Backend& backend, const MoeConfig& config) {
   return !device.ok() || !backend.supports(config, *device).ok();
 }
 
-// By name: a build without CUDA has no sm90.
+// Looked up by name, since a build without CUDA has no sm90.
 bool has_fp8_tensor_cores(const Backend& backend) { return &backend == find_backend("sm90"); }
 
 std::vector<BackendParam> step_backends() {

@@ -18,14 +18,14 @@
 
 namespace nvfp4_moe::internal::test {
 
-// Empty where this machine runs it (Backend::supports decides, Kernels::runs_on_host), else why
-// not.
+// Empty if this machine runs it (Backend::supports or Kernels::runs_on_host decides), else the
+// reason.
 std::string why_not_here(const Backend& backend);
 std::string why_not_here(const cpu::Kernels& kernels);
-// Whether it declines this layer, by name, on this host or its first device: cases of other
-// backends.
+// Whether it declines this layer, by name, on this host or its first device: then the case is for
+// other backends.
 bool declines(const Backend& backend, const MoeConfig& config);
-// Whether its sums under fp8 are those of FP8 tensor cores, which add with 13 bits.
+// Whether it computes fp8 on FP8 tensor cores, which add with 13 bits.
 bool has_fp8_tensor_cores(const Backend& backend);
 
 template <class T>
@@ -51,8 +51,8 @@ std::string HardwareParam<Backend>::name() const;
 template <>
 std::string HardwareParam<cpu::Kernels>::name() const;
 
-// The base of every test over them: skipped, with the reason, where this machine does not run its
-// parameter.
+// The base of every test over them. If this machine does not run the parameter, the test is skipped
+// with the reason.
 template <class T>
 class HardwareTest : public ::testing::TestWithParam<HardwareParam<T>> {
  protected:
@@ -62,7 +62,7 @@ class HardwareTest : public ::testing::TestWithParam<HardwareParam<T>> {
     if (!reason.empty()) GTEST_SKIP() << this->GetParam().name() << ": " << reason;
     checked_ = &value;
   }
-  // Throws before SetUp: in a fixture's constructor nothing is known of the machine.
+  // Throws before SetUp: a fixture's constructor does not know the machine yet.
   const T& checked() const {
     if (checked_ == nullptr)
       throw std::logic_error("a test's backend was asked for before SetUp examined the machine");
@@ -82,11 +82,11 @@ class KernelsTest : public HardwareTest<cpu::Kernels> {
   const cpu::Kernels& kernels() const { return checked(); }
 };
 
-// Every backend of the registry that is made of steps, "cpu" as its instruction sets.
+// Every backend of the registry that consists of steps; "cpu" as its instruction sets.
 std::vector<BackendParam> step_backends();
-// The same without the reference: those that are compared with it.
+// The same without the reference: the ones to compare with it.
 std::vector<BackendParam> judged_backends();
-// Those of step_backends in host memory, and those of devices.
+// Those of step_backends in host memory, and those on devices.
 std::vector<BackendParam> host_backends();
 std::vector<BackendParam> device_backends();
 // The CPU's instruction sets, the best first, as backends and as their tables of functions.
@@ -98,22 +98,22 @@ std::string hardware_test_name(const ::testing::TestParamInfo<HardwareParam<T>>&
   return info.param.name();
 }
 
-// For tests of another kind that loop over what they can open: the registry's that this host runs
-// in host memory, in its order.
+// For other kinds of tests that loop over the backends they can open: the registry's that this host
+// runs in host memory, in its order.
 std::vector<const Backend*> runnable_backends();
 
 inline constexpr ActivationFormat kActivationFormats[] = {
     ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block,
     ActivationFormat::kFp8};
 
-// Activation formats that no cuda backend takes.
+// Activation formats that every cuda backend declines.
 inline bool is_of_hosts(ActivationFormat format) { return format == ActivationFormat::kInt8Block; }
 
 inline bool is_of_hosts(const MoeOptions& options) {
   return is_of_hosts(options.activation_format);
 }
 
-// What `explain` would be told of a GPU of this compute capability (90 for 9.0).
+// The facts that `explain` has for a GPU of this compute capability (90 for 9.0).
 inline DeviceFacts gpu_of(int compute_capability) {
   DeviceFacts facts;
   facts.kind = DeviceKind::kCuda;
@@ -124,7 +124,7 @@ inline DeviceFacts gpu_of(int compute_capability) {
 
 }  // namespace nvfp4_moe::internal::test
 
-// Declared and never defined, so that no fixture goes around HardwareTest.
+// Declared and never defined, so that no fixture bypasses HardwareTest.
 template <>
 class testing::WithParamInterface<const nvfp4_moe::internal::Backend*>;
 template <>

@@ -185,7 +185,7 @@ StepContext CaseRun::step(const Batch& batch, Executor& executor) const {
 }
 
 void CaseRun::copy_arrays(const CaseRun& from) {
-  // The layer's arrays come first in every backend's walk, with the same sizes.
+  // The layer's arrays come first in every backend's workspace, with the same sizes.
   Arena arena(nullptr, kGuardBytes);
   layer_buffers(weights_.config, weights_.range, tokens_, arena);
   std::memcpy(base_, from.base_, arena.size_bytes());

@@ -1,5 +1,5 @@
 // A case on a backend: packed weights, plan and a poisoned workspace with guard bytes between its
-// spans. A device's workspace has a mirror in host memory, which is where buffers() points.
+// spans. A device's workspace has a mirror in host memory, and buffers() points into the mirror.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@ namespace nvfp4_moe::internal::test {
 
 class CaseRun {
  public:
-  // max_tokens < 0: the case's own count. Fails the current test and is !ok() where this machine
-  // does not run the backend, or where pack or plan fail; a run of it then fails too, in words, and
-  // computes nothing. gemm_config: Limits::gemm_config.
+  // max_tokens < 0: the case's own count. If this machine does not run the backend, or if pack or
+  // plan fail, the constructor fails the current test and ok() is false; a run then fails with a
+  // message too and computes nothing. gemm_config: Limits::gemm_config.
   CaseRun(const Backend& backend, const CaseData& data, int64_t max_tokens = -1,
           int gemm_config = -1);
   bool ok() const { return ok_; }
@@ -30,12 +30,12 @@ class CaseRun {
   // Fills every byte of the workspace, guards included, with a pattern that is NaN in every float
   // format.
   void poison();
-  // Runs the layer; returns out's bytes, which are poisoned before. Executor: serial unless given.
+  // Runs the layer and returns out's bytes, poisoned before the run. Executor: serial unless given.
   std::vector<uint8_t> run(const CaseData& data, Executor* executor = nullptr);
-  // The same by the backend's steps, one after the other.
+  // The same with the backend's steps, one after the other.
   std::vector<uint8_t> run_steps(const CaseData& data);
-  // The run alone, into batch.out, of a batch that place has given. On a device it has not finished
-  // then.
+  // Only the run, into batch.out, of a batch returned by place. On a device it has not finished on
+  // return.
   Status run_into(const Batch& batch, Executor& executor, void* stream = nullptr) const;
 
   // The batch in the backend's memory: itself on a host, a copy that lives until the next call on a
@@ -43,11 +43,11 @@ class CaseRun {
   Batch place(const Batch& batch);
   // On a device: waits, then copies its workspace to the mirror and placed.out to out.
   void fetch(const Batch& placed, void* out);
-  // The first byte outside all arrays of the last run that is no longer the pattern: its offset, or
-  // -1.
+  // The offset of the first byte outside all arrays of the last run that is no longer the pattern,
+  // or -1.
   int64_t broken_guard() const;
 
-  // A call for single steps of a batch that place has given. Its buffers are the backend's own, not
+  // A call for single steps of a batch returned by place. Its buffers are the backend's own, not
   // the mirror.
   StepContext step(const Batch& batch, Executor& executor) const;
   // Copies the arrays of the host walk from another run of the same case.
@@ -65,7 +65,7 @@ class CaseRun {
   std::byte* base_ = nullptr;
   Buffer device_workspace_, device_batch_;  // devices only
   std::byte* device_base_ = nullptr;
-  mutable LayerBuffers step_buffers_;  // of the step that was made last, and its plan
+  mutable LayerBuffers step_buffers_;  // of the most recently made step, and its plan
   mutable std::shared_ptr<const RunPlan> step_plan_;
   mutable int64_t last_tokens_ = 0;  // of the last run or step
   int64_t tokens_ = 0;               // of the case
@@ -77,7 +77,7 @@ void expect_same_status(const RunStatus& expected, const RunStatus& actual);
 
 // (tokens, channels) of a dtype as floats.
 std::vector<float> to_floats(const std::vector<uint8_t>& bytes, DType dtype);
-// Bitwise equal, any NaN equal to any other; else the first difference in words.
+// Compares bitwise, with any NaN equal to any other. Returns the first difference in words.
 std::string difference(const std::vector<uint8_t>& expected, const std::vector<uint8_t>& actual,
                        DType dtype, int64_t channels);
 

@@ -6,7 +6,7 @@
 
 namespace nvfp4_moe::internal::test {
 
-// data lives longer.
+// data must outlive it.
 inline LayerSource source_of(const CaseData& data) {
   LayerSource source;
   source.scales = data.scales;

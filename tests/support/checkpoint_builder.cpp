@@ -1,4 +1,5 @@
-// Long because it writes every family and format by itself and shares nothing with what it tests.
+// Long because it writes every family and format by itself and shares nothing with the code that it
+// tests.
 #include "support/checkpoint_builder.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ namespace {
 
 using nlohmann::json;
 
-// Sum of four uniforms: near enough to normal, and the same on every platform.
+// Sum of four uniforms: close enough to normal, and the same on every platform.
 class Noise {
  public:
   explicit Noise(uint64_t seed) : engine_(seed) {}
@@ -98,7 +99,7 @@ struct CheckpointBuilder::Names {
   bool w_words;
   const char* shared;     // nullptr: no shared expert
   bool k_first;           // of stacked tensors
-  const char* text_type;  // nullptr: flat config; else the language model's type inside text_config
+  const char* text_type;  // nullptr: flat config; else the type in text_config
 };
 
 const CheckpointBuilder::Names& CheckpointBuilder::names() const {
@@ -274,8 +275,8 @@ void CheckpointBuilder::generate() {
         m.scales.resize(static_cast<size_t>(m.rows * (m.cols / 16)));
         quantize(m);
       }
-      // Both producers give gate and up one scale; here the larger one, and up is quantized with
-      // it.
+      // Both producers give gate and up one scale: here the larger one, with which both are
+      // quantized.
       BuiltMatrix& gate = matrix(layer, e, "gate");
       BuiltMatrix& up = matrix(layer, e, "up");
       if (options_.format == SourceFormat::kFloat || options_.format == SourceFormat::kMxfp4)
@@ -288,8 +289,7 @@ void CheckpointBuilder::generate() {
       }
     }
     if (!stacked() || options_.format == SourceFormat::kFloat) continue;
-    // Stacked: one tensor scale per expert for gate and up together is kept; input scales are one
-    // per expert.
+    // Stacked: gate and up share one tensor scale per expert; input scales are one per expert.
     for (int64_t e = 0; e < options_.num_experts; ++e) {
       matrix(layer, e, "up").input_scale = matrix(layer, e, "gate").input_scale;
     }
@@ -413,7 +413,7 @@ void CheckpointBuilder::render() {
       for (int64_t e = has_shared() ? -1 : 0; e < (stacked() ? 0 : options_.num_experts); ++e) {
         const BuiltMatrix& m = matrix(layer, e, projection);
         if (options_.format ==
-            SourceFormat::kModelOptStacked)  // beside stacks, shared experts stay floats
+            SourceFormat::kModelOptStacked)  // shared experts stay floats if the others are stacked
           tensors_[tensor_name(layer, e, projection, "codes")] = {
               DType::kBf16, {m.rows, m.cols}, float_bytes(m.weights, DType::kBf16)};
         else
@@ -453,7 +453,7 @@ void CheckpointBuilder::plant(Plant fault, int64_t layer, int64_t expert) {
   BuiltMatrix& gate = matrix(layer, expert, "gate");
   BuiltMatrix& up = matrix(layer, expert, "up");
   BuiltMatrix& down = matrix(layer, expert, "down");
-  // What is planted as a number is written as that number, whichever direction the format has.
+  // A planted number is written unchanged, even if the format stores reciprocals.
   const auto raw = [&](const std::string& projection, const std::string& part) -> RawTensor& {
     return tensors().at(tensor_name(layer, expert, projection, part));
   };
@@ -526,7 +526,7 @@ void CheckpointBuilder::plant(Plant fault, int64_t layer, int64_t expert) {
       break;
     default: break;
   }
-  // Faults in the numbers show where the tensors are rendered already.
+  // If the tensors are already rendered, faults in the numbers are applied to them too.
   if (rendered_ && !stacked()) {
     for (const char* projection : {"gate", "up", "down"}) {
       const BuiltMatrix& m = matrix(layer, expert, projection);

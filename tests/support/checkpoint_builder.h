@@ -33,14 +33,14 @@ struct BuilderOptions {
   int64_t top_k = 2;
   int64_t hidden_size = 64;
   int64_t intermediate_size = 32;
-  bool hf_quant_config = true;  // ModelOpt: write hf_quant_config.json beside quantization_config
+  bool hf_quant_config = true;  // ModelOpt: also write hf_quant_config.json
   int shards = 1;               // more than one: with model.safetensors.index.json
   // random codes and scales instead of quantized weights: for large files
   bool random_codes = false;
   uint64_t seed = 1;
 };
 
-// One expert's projection as it is to be written.
+// One expert's projection, to be written.
 struct BuiltMatrix {
   int64_t rows = 0;
   int64_t cols = 0;
@@ -65,13 +65,13 @@ RawTensor raw_tensor(DType dtype, std::vector<int64_t> shape, const std::vector<
 // A safetensors file of these tensors, in the order of their names.
 Status write_tensors(const std::string& path, const std::map<std::string, RawTensor>& tensors);
 
-// Faults of a checkpoint that users have. `layer` and `expert` say where.
+// Faults that users' checkpoints have, planted in `layer` and `expert`.
 enum class Plant {
-  kFlippedCode,       // one bit of one code of the gate projection
-  kScaleTimesTwo,     // one block scale of the up projection: one exponent step up
-  kSwappedGateUp,     // the two matrices exchanged
-  kTransposedScales,  // down's scales written as (cols/16, rows): same shape where square, else a
-                      // shape error
+  kFlippedCode,            // one bit of one code of the gate projection
+  kScaleTimesTwo,          // one block scale of the up projection: one exponent step up
+  kSwappedGateUp,          // the two matrices exchanged
+  kTransposedScales,       // down's scales written as (cols/16, rows): same shape if square, else a
+                           // shape error
   kReciprocalTensorScale,  // down's tensor scale inverted
   kShiftedExperts,         // the layer's experts are numbered from 1
   kMissingExpert,
@@ -102,14 +102,14 @@ class CheckpointBuilder {
 
   const BuilderOptions& options() const { return options_; }
   const std::vector<int64_t>& layers() const { return layers_; }  // numbers of the MoE layers
-  // projection: "gate", "up" or "down"; expert -1 is the shared expert. Edits show in what is
-  // written later.
+  // projection: "gate", "up" or "down"; expert -1 is the shared expert. Edits affect later writes.
   BuiltMatrix& matrix(int64_t layer, int64_t expert, const std::string& projection);
   bool has_shared() const;
 
   void plant(Plant fault, int64_t layer, int64_t expert);
 
-  // For edits beneath the planted faults; render() fills them from the matrices once.
+  // For edits on the tensors themselves, after planted faults; render() fills them from the
+  // matrices once.
   std::map<std::string, RawTensor>& tensors();
   nlohmann::json& config() { return config_; }
   nlohmann::json& hf_quant_config() { return hf_quant_; }

@@ -8,22 +8,22 @@
 
 namespace nvfp4_moe::internal::test {
 
-// ThreadSanitizer ends a child of a process with threads that makes a thread.
+// ThreadSanitizer ends a forked child that starts a thread if its parent has several.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr bool kThreadSanitizer = true;
 #else
 inline constexpr bool kThreadSanitizer = false;
 #endif
 
-// A sanitizer's own allocator does not go around fork() as the C library's does: what another
-// thread had locked in it stays locked in the child.
+// A sanitizer's own allocator does not handle fork() as the C library's does: locks that another
+// thread held in it stay locked in the child.
 #ifdef NVFP4_MOE_SANITIZED
 inline constexpr bool kChildMayAllocate = false;
 #else
 inline constexpr bool kChildMayAllocate = true;
 #endif
 
-// An attack each. What the body answers, 0 to 255; -1 if the child hangs or dies.
+// Each counts as an attack. Returns the body's result, 0 to 255; -1 if the child hangs or dies.
 template <class Body>
 int in_forked_child(Body&& body) {
   attacked();

@@ -20,9 +20,9 @@ class GgufBuilder {
   GgufBuilder& number(const std::string& key, uint32_t value);
   GgufBuilder& real(const std::string& key, float value);
   GgufBuilder& text(const std::string& key, const std::string& value);
-  // A pair as it is given: type, and the bytes behind it.
+  // A raw pair: its type, followed by these bytes.
   GgufBuilder& raw(const std::string& key, uint32_t type, const std::string& bytes);
-  // shape: rows first, as everywhere here; the file has it turned.
+  // shape: rows first, as everywhere here; the file has the reverse order.
   GgufBuilder& tensor(const std::string& name, const std::vector<uint64_t>& shape, uint32_t type,
                       const std::string& bytes);
 
@@ -31,18 +31,18 @@ class GgufBuilder {
     std::vector<uint64_t> shape;
     uint32_t type = 0;
     std::string bytes;
-    int64_t offset = -1;  // -1: where the data lies
+    int64_t offset = -1;  // -1: the data's real offset
   };
   std::vector<Tensor>& tensors() { return tensors_; }
 
-  // What is said beside them: edits make a wrong file.
+  // Other fields of the file: edits make a wrong one.
   std::string magic = "GGUF";
   uint32_t version = 3;
-  int64_t more_tensors = 0;  // counted and not there
+  int64_t more_tensors = 0;  // counted but missing
   int64_t more_pairs = 0;
-  uint64_t alignment = 32;  // of the data; the pair general.alignment is the caller's
+  uint64_t alignment = 32;  // of the data; the caller adds the pair general.alignment
 
-  std::string header() const;  // to the end of the tensors' descriptions
+  std::string header() const;  // up to the end of the tensors' descriptions
   std::string bytes() const;
 
  private:
@@ -62,7 +62,8 @@ struct GgufModelOptions {
   bool scales = true;  // NVFP4: with tensor and input scales
   uint64_t seed = 1;
 };
-// A model of the architecture qwen3moe with random codes and legal scales, gate and up apart.
+// A model of the architecture qwen3moe with random codes and legal scales, gate and up in separate
+// tensors.
 GgufBuilder gguf_model(const GgufModelOptions& options = {});
 
 }  // namespace nvfp4_moe::internal::test

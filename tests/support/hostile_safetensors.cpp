@@ -29,7 +29,7 @@ class Table {
     words.push_back("model.safetensors");
     cases_.push_back({name, {{"model.safetensors", std::move(bytes)}}, std::move(words)});
   }
-  // One file with this header and data_bytes zeros behind it.
+  // One file with this header, followed by data_bytes zeros.
   void header(const std::string& name, const std::string& text, std::vector<std::string> words,
               size_t data_bytes = 0) {
     file(name, safetensors_bytes(text, data_bytes), std::move(words));
@@ -40,8 +40,8 @@ class Table {
     words.push_back("tensor 'x'");
     header(name, object(tensor("x", dtype, shape, offsets)), std::move(words), data_bytes);
   }
-  // model.safetensors.index.json beside two good shards, one.safetensors {a, b} and two.safetensors
-  // {c}.
+  // model.safetensors.index.json next to two good shards, one.safetensors {a, b} and
+  // two.safetensors {c}.
   void index(const std::string& name, const std::string& text, std::vector<std::string> words,
              std::vector<HostileFile> more = {}) {
     words.push_back("model.safetensors.index.json");

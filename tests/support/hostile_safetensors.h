@@ -2,7 +2,7 @@
 // line's.
 //
 // Each case is a directory of files and the words that the one-line message must contain. Every
-// case is wrong in its safetensors files or their index, and in nothing else.
+// case has a fault in its safetensors files or their index, and nowhere else.
 #pragma once
 
 #include <filesystem>
@@ -24,10 +24,11 @@ struct HostileCase {
 
 const std::vector<HostileCase>& hostile_cases();
 
-// Writes the case's files into `dir` (made where it is missing); what to open is `dir` itself.
+// Writes the case's files into `dir`, which is created if missing. `dir` itself is the path to
+// open.
 void write_hostile_case(const std::filesystem::path& dir, const HostileCase& hostile);
 
-// Length, header and data of a safetensors file, as they are given.
+// Length, header and data of a safetensors file, unchecked.
 std::string safetensors_bytes(const std::string& header, size_t data_bytes);
 
 }  // namespace nvfp4_moe::internal::test

@@ -26,8 +26,8 @@ const Status& status_of(const Result<T>& result) {
   return result.status();
 }
 
-// The result. One that failed ends the test, from a function or a constructor too. The builtins are
-// those of std::source_location, which clang 14 does not have.
+// The value of the result. A failed result ends the test, from a function or a constructor too. The
+// builtins are those of std::source_location, which clang 14 does not have.
 template <class T>
 Result<T> must(Result<T> result, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   if (result.ok()) return result;
@@ -35,7 +35,7 @@ Result<T> must(Result<T> result, const char* file = __builtin_FILE(), int line =
                            result.status().message());
 }
 
-// A Status or Result of this code, with these words in its message.
+// Matches a Status or Result with this code and these words in its message.
 MATCHER_P2(Refused, code, words, "") {
   const Status& status = status_of(arg);
   *result_listener << "code " << static_cast<int>(status.code()) << ": " << status.message();

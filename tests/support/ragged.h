@@ -1,5 +1,4 @@
-// Layers of ragged shapes for tests of an architecture's own kernels, and what is expected of any
-// layer.
+// Layers of ragged shapes for tests of an architecture's own kernels, and checks for any layer.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +15,18 @@ struct Ragged {
   int64_t experts, top_k, tokens;
   Routing routing;
 };
-// hidden 1040, intermediate 720: K is no multiple of any tile. fp32 rows and output.
+// hidden 1040, intermediate 720: K is not a multiple of any tile. fp32 rows and output.
 Case ragged_case(const Ragged& ragged, ActivationFormat format);
 
-// A run takes kernels together and leaves codes out; its bits and counts are those of the steps. A
-// small layer with a shared expert.
+// A run fuses kernels and omits codes; its bits and counts are those of the steps. A small layer
+// with a shared expert.
 void expect_run_is_its_steps(const Backend& backend, int64_t tokens, IntermediateScale scale,
                              DataKind values, ActivationFormat format = ActivationFormat::kNvfp4);
 
-// The same of any case, which both hold: what `whole` gave.
+// The same for any case that both hold; returns `whole`'s output.
 std::vector<uint8_t> run_against_steps(CaseRun& whole, CaseRun& parts, const CaseData& data);
 
-// By which limit two outputs of a case's layer are too far apart; "" where they are not.
+// The limit that two outputs of a case's layer exceed; "" if they are close enough.
 std::string beyond_limits(const CaseData& data, const std::vector<uint8_t>& expected,
                           const std::vector<uint8_t>& actual);
 

@@ -9,7 +9,7 @@
 
 namespace nvfp4_moe::internal::test {
 
-// As many T as the tensor's bytes hold.
+// The tensor's bytes as an array of T.
 template <class T = std::byte>
 std::vector<T> read_tensor(const TensorFile& file, const TensorInfo& info) {
   std::vector<T> values(info.size_bytes() / sizeof(T));

@@ -60,7 +60,7 @@ std::unique_ptr<Recording> Recording::reader(const std::string& json) {
   made->document_ = nlohmann::json::parse(json);
   return made;
 }
-// A line an array, so that a change of one is a change of one line.
+// One line per array, so that a changed array changes one line.
 std::string Recording::json() const {
   std::string text = "{\n \"device\": " + document_.at("device").dump() + ",\n \"arrays\": {";
   const char* separator = "\n";

@@ -19,31 +19,32 @@ namespace nvfp4_moe::internal::test {
 
 class Recording {
  public:
-  // The one of this process; null if nothing is recorded and nothing is there to compare with.
+  // The recording of this process; null if nothing is recorded and there is nothing to compare
+  // with.
   static Recording* get();
-  // A recorder of this device, and one that compares with what a recorder wrote.
+  // Makes a recorder of this device, and one that compares with a recorder's output.
   static std::unique_ptr<Recording> writer(const std::string& device);
   static std::unique_ptr<Recording> reader(const std::string& json);
   std::string json() const;
 
-  // Each notes an array under a name of its own when recording. When comparing it answers "" where
-  // the array agrees, else what differs and where.
+  // Each records an array under its own name. When comparing, it returns "" if the array agrees,
+  // else what differs and at which place.
   //
-  // Rows of equal length whose bits are fixed. A difference is told as a range of rows: there is a
-  // digest for each of up to 16 of them.
+  // Rows of equal length with fixed bits. A difference is reported as a range of rows: each of up
+  // to 16 ranges has a digest.
   std::string bits(const std::string& name, const std::vector<uint8_t>& bytes, size_t row_bytes);
-  // (tokens, channels) whose last bits are not fixed: kept whole, and judged by the limits of a
-  // layer.
+  // (tokens, channels) with last bits that are not fixed: stored whole, and compared within the
+  // limits of a layer.
   std::string values(const std::string& name, const std::vector<float>& values, int64_t channels,
                      const LayerLimits& limits);
-  // bf16 whose exact values lie so near what is stored that any correct device rounds to one of two
-  // neighbours: kept as the elements that differ from `expected` and by how many steps of bf16,
-  // which is at most one.
+  // bf16 with such small errors before rounding that any correct device stores one of two
+  // neighbours. Kept as the elements that differ from `expected` and their distance in steps of
+  // bf16, which is at most one.
   std::string roundings(const std::string& name, const std::vector<uint16_t>& expected,
                         const std::vector<uint16_t>& actual);
 
   bool records() const { return records_; }
-  // Elements of all roundings so far that are rounded otherwise than in the recording.
+  // Elements of all roundings so far that differ from the recording.
   int64_t rounded_otherwise() const { return rounded_otherwise_; }
 
  private:

@@ -1,4 +1,4 @@
-// Long because it is the whole layer a second time, which shares no statement with the first.
+// Long because it is the whole layer a second time and shares no statement with the first.
 #include "support/spec_oracle.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace nvfp4_moe::internal::test {
 namespace {
 
 constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
-constexpr double kUnknown = -1000;  // no E4M3 number
+constexpr double kUnknown = -1000;  // not an E4M3 number
 constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
 // The value of an activation element by the IEEE formulas of its type.
@@ -33,7 +33,7 @@ double element(const std::vector<uint8_t>& bytes, DType dtype, int64_t index) {
          std::ldexp(fraction + std::ldexp(1.0, fraction_bits), exponent - bias - fraction_bits);
 }
 
-// The index whose value times unit is nearest to magnitude, ties to the even index, by trying all
+// The index with the value times unit nearest to magnitude, ties to the even index, by trying all
 // of them.
 template <class T>
 int nearest(T magnitude, T unit, int count, double (*value_of)(int)) {
@@ -83,7 +83,7 @@ std::array<double, kCount> values_of(int fraction_bits, int bias) {
 const std::array<double, 8> kE2m1 = values_of<8>(1, 1);
 const std::array<double, 128> kE4m3 = values_of<128>(3, 7);
 
-struct Scales {  // as docs/explanation/numerics.md words them
+struct Scales {  // as defined in docs/explanation/numerics.md
   float hidden = 0, intermediate = 0;
 };
 
@@ -96,7 +96,8 @@ float power_of_two_above(Real x) {
 
 Scales given_scales(const CaseData& data) {
   const MoeOptions& o = data.spec.options;
-  // An input_scale of 1 stands for 2688; a row scale of 1 holds 2688 under nvfp4 and 448 under fp8.
+  // An input_scale of 1 means a largest magnitude of 2688; a row scale of 1 holds 2688 under nvfp4
+  // and 448 under fp8.
   const Real range = o.activation_format == ActivationFormat::kFp8 ? 448 : 2688;
   const Real of_input_scale = 2688 / range;
   Scales scales;
@@ -149,15 +150,13 @@ struct Expert {
   ExpertBiases biases;
 };
 
-// A GEMM's value in fp32 with its bias added in fp32; without biases the value in the type that it
-// is rounded to.
+// A GEMM's value in fp32 with its bias added in fp32; without biases the value rounded to dtype.
 Real with_bias(Real value, const float* bias, int64_t n, DType dtype) {
   if (bias == nullptr) return oracle_round(value, dtype);
   return oracle_round(oracle_round(oracle_round(value, DType::kF32) + bias[n], DType::kF32), dtype);
 }
 
-// One row: what row `x` of hidden becomes under one expert, in row_format; NaN throughout where it
-// must be.
+// One row: row `x` of hidden after one expert, in row_format; all NaN if it must be.
 std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const Expert& expert,
                              const OracleRow& x, Real router_weight, RunStatus& status) {
   const MoeOptions& o = data.spec.options;
@@ -196,7 +195,7 @@ std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const E
   return row;
 }
 
-// weight: null, or what hidden is multiplied by first, in hidden's own dtype.
+// weight: null, or the factor of hidden, in hidden's own dtype.
 OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, const float* weight,
                      RunStatus& status) {
   const MoeOptions& o = data.spec.options;
@@ -229,7 +228,7 @@ OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, 
   return x_row;
 }
 
-// Zeros and whether a number is not finite; returns the largest magnitude.
+// Sets the values to zeros and notes whether a number is not finite; returns the largest magnitude.
 Real begin_row(const std::vector<double>& x, OracleRow& row) {
   row.values.assign(x.size(), 0.0);
   Real amax = 0;
@@ -269,7 +268,7 @@ double oracle_half_ulp(double value, DType dtype) {
 Real oracle_round(Real value, DType dtype) {
   if (value == 0 || !std::isfinite(value)) return value;
   const Real ulp = 2 * oracle_half_ulp(static_cast<double>(value), dtype);
-  // The double above may lie one binade up from value; the finer grid decides then.
+  // The double above may be one binade up from value; the finer grid decides then.
   const Real steps = value / ulp, below = std::floor(steps), rest = steps - below;
   const bool up = rest > Real{0.5} || (rest == Real{0.5} && std::fmod(below, Real{2}) != 0);
   const Real rounded = (up ? below + 1 : below) * ulp;
@@ -351,10 +350,10 @@ OracleFp8Weights oracle_fp8_weights(const Nvfp4View& view) {
   double largest = 0;
   for (int64_t i = 0; i < count / 16; ++i)
     largest = std::max(largest, oracle_e4m3(view.block_scales[i]));
-  // From far above what any matrix needs, downwards for as long as the largest still fits.
+  // Starts far above any matrix's shift and goes down as long as the largest still fits.
   if (largest > 0)
     for (weights.shift = 40; std::ldexp(6 * largest, 1 - weights.shift) <= 448;) --weights.shift;
-  // By shift, [byte][code]: (value, whether it is inexact), each where it first occurs.
+  // By shift, [byte][code]: (value, whether it is inexact), computed when first needed.
   thread_local std::map<int, std::vector<std::pair<double, bool>>> known;
   std::vector<std::pair<double, bool>>& rounded = known[weights.shift];
   rounded.resize(128 * 16, {kUnknown, false});
@@ -403,7 +402,7 @@ OracleResult oracle_layer(const CaseData& data) {
   const bool row_scales = o.activation_format == ActivationFormat::kNvfp4 ||
                           o.activation_format == ActivationFormat::kFp8;
   const Scales scales = row_scales ? given_scales(data) : Scales{};
-  std::map<int64_t, Expert> experts;  // by local index, decoded where first needed
+  std::map<int64_t, Expert> experts;  // by local index, decoded when first needed
   auto expert = [&](int64_t local) -> const Expert& {
     auto [it, fresh] = experts.try_emplace(local);
     const ExpertSource source = data.expert(local);

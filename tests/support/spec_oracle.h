@@ -1,6 +1,6 @@
 // A second implementation of the layer, directly from the contract, as plain long double loops over
-// dequantized values. It shares no code with a backend or with core and is slow. Precise enough for
-// the small cases of the table.
+// dequantized values. It shares no code with a backend or with core. It is slow, and precise enough
+// for the small cases of the table.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +39,9 @@ struct OracleRow {
   std::vector<double> values;
   uint64_t blocks = 0, saturated = 0, zeroed = 0;
 };
-// given: 0 = dynamic_token, else the power of two, or the number of compat.
+// given: 0 = dynamic_token, otherwise the power of two, or the scale of compat.
 OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat);
-// fp8: values are E4M3 numbers; given: 0 = dynamic_token, else the power of two.
+// fp8: values are E4M3 numbers; given: 0 = dynamic_token, otherwise the power of two.
 OracleRow oracle_quantize_fp8(const std::vector<double>& x, float given);
 // fp8: the weights of a matrix, and the power of two that alpha has for them.
 struct OracleFp8Weights {

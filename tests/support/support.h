@@ -14,7 +14,7 @@
 
 namespace nvfp4_moe::internal::test {
 
-// A fresh directory, removed with everything in it at the end of the scope.
+// A fresh directory, removed with all its contents at the end of the scope.
 class TempDir {
  public:
   TempDir();
@@ -30,13 +30,14 @@ class TempDir {
 
 std::string read_file(const std::string& path);
 
-// Whether this process has a mapping of the file, whose path leads through no link.
+// Whether this process has a mapping of the file; no part of the path may be a link.
 bool is_mapped(const std::string& path);
 
 // Every regular file below a folder: its content by relative path.
 using Files = std::map<std::string, std::string>;
 Files read_files(const std::filesystem::path& folder);
-// The names whose contents differ, or that only one side has: what a test says of two folders.
+// The names with different contents, or that only one side has: a test's description of two
+// folders.
 std::vector<std::string> differing(const Files& a, const Files& b);
 
 }  // namespace nvfp4_moe::internal::test

@@ -1,6 +1,6 @@
-// The committed vectors (tests/vectors/make_format_vectors.py): what ModelOpt, torchao and
-// compressed-tensors made of inputs that lie at no tie and no guard, so that there is one right
-// answer; and torchao's 128x4 layout.
+// The committed vectors (tests/vectors/make_format_vectors.py): the results of ModelOpt, torchao
+// and compressed-tensors for inputs at no tie and no guard, so that there is one right answer; and
+// torchao's 128x4 layout.
 
 #include <bit>
 #include <memory>
@@ -39,7 +39,7 @@ class FormatVectors : public testing::Test {
 };
 std::unique_ptr<SafetensorsFile> FormatVectors::file_;
 
-// (8, 64): codes compared modulo -0, whose sign ModelOpt drops.
+// (8, 64): codes are compared modulo -0, since ModelOpt drops its sign.
 constexpr int64_t kRows = 8;
 constexpr int64_t kCols = 64;
 

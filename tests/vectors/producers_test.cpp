@@ -1,6 +1,6 @@
 // The committed checkpoints that nvidia-modelopt and compressed-tensors exported
 // (tests/vectors/make_checkpoint_vectors.py): opened, validated and loaded without Python. Both
-// quantize the same weights, so their decoded values lie close.
+// quantize the same weights, so their decoded values are close.
 
 #include <cmath>
 #include <string>
@@ -67,8 +67,9 @@ TEST(ProducersTogether, DecodeTheSameWeightsTwice) {
           left_sq += double{left[i]} * left[i];
           right_sq += double{right[i]} * right[i];
         }
-        // Each is within 9.5 % of the original (numerics: an NMSE of 9.02e-3), so at least cos(2
-        // asin(0.095)) alike; unrelated weights (another expert or projection) give about 0.
+        // Each is within 9.5 % of the original (numerics: an NMSE of 9.02e-3), so their cosine is
+        // at least cos(2 asin(0.095)). Unrelated weights (another expert or projection) give about
+        // 0.
         EXPECT_GT(dot / std::sqrt(left_sq * right_sq), std::cos(2 * std::asin(0.095)))
             << layer << " " << expert;
       }

@@ -1,6 +1,6 @@
 // Checkpoints that ModelOpt's and compressed-tensors' own exporters wrote
-// (tests/vectors/make_checkpoint_vectors.py): they load, unpack to their own bytes, and run as the
-// reference says.
+// (tests/vectors/make_checkpoint_vectors.py): they load, unpack to their own bytes, and run with
+// the reference's results.
 #include "support/backends.h"
 #include "support/support.h"
 #include "verify/verify.h"

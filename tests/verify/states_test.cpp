@@ -20,8 +20,8 @@ using namespace test;
 
 MoeOptions layer() { return test::sizes_of(6, 3, 256, 64); }
 
-// Weights that are shares of 1 would all be 1 for one expert a token, and a layer that ignores them
-// would pass.
+// If weights were shares of 1, they would all be 1 for one expert a token, and a layer that ignores
+// them would pass.
 TEST(States, SeededWeightsOfOnInputDiffer) {
   MoeOptions o = layer();
   o.top_k = 1;
@@ -136,7 +136,7 @@ class Calibrate : public ::testing::Test {
   TempDir dir_;
 };
 
-// Against the layer computed here, in double, from the decoded weights.
+// Compares with the layer computed here, in double, from the decoded weights.
 TEST_F(Calibrate, MeasuresWhatTheLayerComputes) {
   const auto checkpoint = Checkpoint::open(dir_.file("out"));
   ASSERT_OK(checkpoint);

@@ -39,7 +39,7 @@ struct Quantized {
   }
 };
 
-// With room for codes and scales of these weights, and the tensor scale that their largest gives.
+// Has room for codes and scales of these weights; the tensor scale follows from the largest weight.
 Quantized unquantized(std::vector<float> w, int64_t rows = 64) {
   Quantized q;
   q.rows = rows;
@@ -76,7 +76,7 @@ std::vector<float> draw(Data data, size_t count, uint32_t seed) {
   return w;
 }
 
-// How a producer computes the block scale's value and the quotient, all in fp32 as written.
+// A producer's block scale and quotient, all in fp32 as written.
 struct Producer {
   const char* name;
   float tensor_max = 2688.0f;  // s = amax / this
@@ -114,8 +114,8 @@ const Producer kProducers[] = {
      [](float x, float v, float s) { return x / (v / (1.0f / s)); }, 0, 0.125f},
 };
 
-// 0: the largest |w| decides; 4: blocks scaled to 4 instead of 6 where that has the smaller squared
-// error (4/6).
+// four_over_six: blocks are scaled to 4 instead of 6 if that has the smaller squared error (4/6).
+// Otherwise the largest |w| decides.
 Quantized produce(const Producer& p, Data data, uint32_t seed, bool four_over_six) {
   Quantized q;
   q.w = draw(data, static_cast<size_t>(q.rows * q.cols), seed);
@@ -179,7 +179,7 @@ TEST(HalfStep, OurQuantizersPass) {
         std::pair(S::kMse, true), std::pair(S::kSweep, true)}) {
     for (const Data data : kAllData) {
       Quantized q = unquantized(draw(data, 64 * 256, 11));
-      // Every other column, outliers with it, counts for nothing.
+      // Every other column, including outliers, has weight 0.
       std::vector<float> weights(weighted ? static_cast<size_t>(q.cols) : 0);
       for (size_t c = 0; c < weights.size(); c += 2) weights[c] = static_cast<float>(c % 13);
       QuantizeCounts counts;
@@ -189,7 +189,7 @@ TEST(HalfStep, OurQuantizersPass) {
       const OriginalComparison c = q.compare();
       EXPECT_EQ(c.failures(), 0u) << search << ": " << c.first_failure().expected << ", got "
                                   << c.first_failure().actual;
-      // by more than the slack: s itself is rounded, so that A = 2688 s only nearly
+      // by more than the slack: s itself is rounded, so that A = 2688 s holds only approximately
       uint64_t beyond_six = 0;
       for (size_t i = 0; i < q.w.size(); ++i) {
         const double u = double{e4m3_to_float(q.scales[i / 16])} * double{q.s};
@@ -203,7 +203,7 @@ TEST(HalfStep, OurQuantizersPass) {
   }
 }
 
-// A full search over all 126 scales clips where that pays; only the squared error explains it.
+// A full search over all 126 scales clips if that pays; only the squared error explains it.
 TEST(HalfStep, AFullSweepOfScalesPasses) {
   Quantized q = unquantized(draw(Data::kHeavyTails, 16 * 256, 5), 16);
   for (size_t b = 0; b < q.scales.size(); ++b) {
@@ -228,7 +228,8 @@ TEST(HalfStep, AFullSweepOfScalesPasses) {
   EXPECT_GT(c.clipped_blocks, 0u) << "the sweep never clipped: this test shows nothing";
 }
 
-// A producer that divides in bf16: counted, accepted in numbers; one such weight alone is a fault.
+// A producer that divides in bf16: counted, and accepted in numbers; a single such weight is a
+// fault.
 TEST(HalfStep, Bf16DivisionIsToldApart) {
   Quantized q = unquantized(draw(Data::kNormal, 64 * 256, 3));
   const auto bf16 = [](float x) { return bf16_to_float(bf16_from_float(x)); };
@@ -248,7 +249,7 @@ TEST(HalfStep, Bf16DivisionIsToldApart) {
   EXPECT_GT(all.near_ties, all.weights / 4096);
   EXPECT_EQ(all.failures(), 0u);
 
-  Quantized one = exact;  // take over a single one of them
+  Quantized one = exact;  // apply the bf16 result to a single one of them
   for (int64_t i = 0, taken = 0; taken == 0; ++i) {
     const int64_t r = i / q.cols, c = i % q.cols;
     if ((q.code(r, c) & 7) == (exact.code(r, c) & 7)) continue;
@@ -278,7 +279,7 @@ class PlantedFault : public ::testing::Test {
   Quantized q_;
 };
 
-// Every code that is flipped to any other value breaks; -0 for 0 does not.
+// Every code changed to any other value is a fault, except -0 for 0.
 TEST_F(PlantedFault, AnyOtherCode) {
   std::mt19937 random(1);
   for (int trial = 0; trial < 400; ++trial) {
@@ -312,7 +313,7 @@ TEST_F(PlantedFault, BlockScaleTimesTwoOrHalf) {
 }
 
 TEST_F(PlantedFault, NeighbouringScaleWithOldCodes) {
-  // Half a step of E4M3 is enough to push some weight over a midpoint; where it is not, the result
+  // Half a step of E4M3 is usually enough to push some weight over a midpoint; if not, the result
   // is still correct.
   int found = 0;
   for (size_t block = 0; block < 64; ++block) {

@@ -1,6 +1,7 @@
-// The engine on trial: a clean checkpoint passes on every count; each fault, planted in the files
+// Tests the engine: a clean checkpoint passes on every count. Each fault, planted in the files
 // before they are read or after the layer is packed, is found and named by layer, expert, tensor
 // and coordinate.
+//
 // Long because each fault is planted in each place.
 #include "verify/verify.h"
 
@@ -36,7 +37,7 @@ SynthesizeOptions sizes(int64_t layers, int64_t hidden) {
           .vocab_size = 32};
 }
 
-// One pair of original and NVFP4 checkpoint for all tests; those that damage a file work on a copy.
+// One pair of original and NVFP4 checkpoint for all tests; tests that damage a file work on a copy.
 struct Models {
   TempDir dir;
   std::string original = dir.file("original"), nvfp4 = dir.file("nvfp4"), ct = dir.file("ct"),
@@ -83,7 +84,7 @@ void put_bytes(const std::string& dir, const std::string& tensor,
                static_cast<std::streamsize>(bytes.size()));
   }
   std::filesystem::last_write_time(ref.file->path(),
-                                   modified);  // whoever has it open checks only the time
+                                   modified);  // a reader that has it open checks only the time
 }
 void change(const std::string& dir, const std::string& tensor,
             const std::function<void(std::vector<uint8_t>& bytes)>& how) {
@@ -159,7 +160,7 @@ class Verify : public ::testing::Test {
     return o;
   }
 
-  // A copy of the NVFP4 checkpoint whose tensors' bytes may be changed.
+  // A copy of the NVFP4 checkpoint; `damage` may change its files.
   std::string damaged(const std::function<void(const std::string& dir)>& damage) {
     const std::string copy = dir_.file("damaged");
     std::filesystem::remove_all(copy);
@@ -167,7 +168,7 @@ class Verify : public ::testing::Test {
     damage(copy);
     return copy;
   }
-  // The report fails in layer 1 alone, and a line of it holds every word.
+  // The report fails only in layer 1, and a line of it holds every word.
   static void expect_named(const Result<VerifyReport>& report,
                            const std::vector<std::string>& words) {
     ASSERT_OK(report);
@@ -277,11 +278,11 @@ TEST_F(Verify, LayersRangesAndLimits) {
   EXPECT_FALSE(verify(dir_.file("nowhere"), options()).ok());
 }
 
-// ---- what is packed and run is not what the files hold: they change once the layer is packed
+// ---- the layer that is packed and run differs from the files: they change once it is packed
 
 class ChangedAfter : public Verify {
  protected:
-  // Verifies a copy whose files `fault` changes when progress says that this is done.
+  // Verifies a copy; `fault` changes its files when progress reports `done` as its item.
   Result<VerifyReport> verify_changed(const std::string& done,
                                       const std::function<void(const std::string& dir)>& fault,
                                       VerifyOptions o) {
@@ -354,7 +355,7 @@ TEST_F(ChangedAfter, ExpertRangeOffByOne) {
   EXPECT_EQ(report->layers[1].packed->faulty_tensors, 4 * 3);
 }
 
-// Row 17 of down makes channel 17. The packed layer is compared before the files change, and run
+// Row 17 of down gives channel 17. The packed layer is compared before the files change, and run
 // afterwards.
 TEST_F(ChangedAfter, AnotherResultIsNamedByTokenAndChannel) {
   const struct {
@@ -384,7 +385,7 @@ TEST_F(ChangedAfter, AnotherResultIsNamedByTokenAndChannel) {
   }
 }
 
-// A byte of the packed buffer itself, wherever the backend keeps it.
+// A byte of the packed buffer itself, in the backend's memory.
 TEST_F(Verify, OneBitOfThePackedBytesIsFound) {
   const auto checkpoint = Checkpoint::open(models().nvfp4);
   ASSERT_OK(checkpoint);

@@ -1,15 +1,16 @@
 // A test double of NCCL: the functions that src/exchange/nccl_library.h declares, between threads
-// and processes, over files of a folder that the unique id names. Pointers are the host's, or those
-// of the emulator of CUDA, whose streams it waits for where a program has them.
+// and processes, over files in a folder that the unique id names. Pointers are the host's or those
+// of the emulator of CUDA. If the program has streams, the double waits for them.
 //
-// A communicator does not block: a group is done by a thread of its own, and the state is "in
-// progress" until then, or, after fake_nccl_set("async", 1), at once success, as where a device is
-// still at it. A message is a file, written under another name and then renamed. A rank that is
-// gone writes none, and those that wait for it wait until they are aborted. After
-// fake_nccl_set("graphs", 1) there are graphs that have captured the communicators: destroy and
-// abort wait until they are gone, as NCCL's do, which abort does behind having ended what is on its
-// way. A group in a stream that is being captured becomes a host function of the graph, which every
-// replay calls.
+// A communicator does not block: a separate thread executes a group, and the state is "in progress"
+// until it is done. After fake_nccl_set("async", 1) the state is success at once, as if a device
+// were still working. A message is a file, written under another name and then renamed. A rank that
+// has left writes none, and the ranks that wait for it wait until they are aborted.
+//
+// After fake_nccl_set("graphs", 1) there are graphs that have captured the communicators. As in
+// NCCL, destroy and abort wait until the graphs are gone; abort first ends the work in flight. A
+// group in a stream that is being captured becomes a host function of the graph, and every replay
+// calls it.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -47,7 +48,7 @@ constexpr auto kPoll = std::chrono::microseconds(200);
 std::mutex& g_mutex = *new std::mutex;
 std::string& g_log = *new std::string;                                  // guarded by g_mutex
 std::map<std::string, long>& g_set = *new std::map<std::string, long>;  // likewise
-std::atomic<int> g_communicators{0};  // that have been made and neither destroyed nor aborted
+std::atomic<int> g_communicators{0};  // neither destroyed nor aborted yet
 
 long setting(const char* name) {
   const std::lock_guard lock(g_mutex);
@@ -59,7 +60,7 @@ void note(const std::string& text) {
   g_log += text + "\n";
 }
 
-// CUDA's run time, where the program has one.
+// A function of CUDA's run time; null if the program has none.
 template <class Function>
 Function cuda(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
@@ -74,7 +75,7 @@ bool is_captured(void* stream) {
 }
 void copy(void* to, const void* from, size_t bytes) {
   if (auto* const device_copy = cuda<int (*)(void*, const void*, size_t, int)>("cudaMemcpy"))
-    device_copy(to, from, bytes, 4);  // whichever way the pointers say
+    device_copy(to, from, bytes, 4);  // cudaMemcpyDefault: the direction follows from the pointers
   else
     std::memcpy(to, from, bytes);
 }
@@ -105,12 +106,12 @@ struct Communicator {
   std::atomic<bool> aborted{false};
   std::vector<uint64_t> sent, received;  // (world) messages so far
   std::thread worker;
-  std::deque<Group> captured;  // of graphs, which replay them while the communicator is there
+  std::deque<Group> captured;  // by graphs, which replay them while the communicator exists
 
   void join() {
     if (worker.joinable()) worker.join();
   }
-  // Runs `work` as the library would: by itself, the state being what it says.
+  // Runs `work` on a thread, as NCCL would; `state` becomes its result.
   NcclResult begin(std::function<NcclResult()> work) {
     join();
     const bool at_once = setting("async") != 0;
@@ -210,7 +211,7 @@ void forget(Communicator* comm, bool whole_folder) {
   while (setting("graphs") != 0) std::this_thread::sleep_for(kPoll);
   std::error_code ignored;
   fs::remove(comm->folder / ("rank." + std::to_string(comm->rank)), ignored);
-  bool last = true;  // or one of a world whose ranks do not all get here
+  bool last = true;  // also true if some ranks of the world never got here
   for (int r = 0; r < comm->world; ++r)
     last = last && !fs::exists(comm->folder / ("rank." + std::to_string(r)));
   if (last || whole_folder) fs::remove_all(comm->folder, ignored);
@@ -222,7 +223,7 @@ void forget(Communicator* comm, bool whole_folder) {
 
 extern "C" {
 
-// ---- what tests ask and set
+// ---- called by tests
 void fake_nccl_set(const char* name, long value) {
   const std::lock_guard lock(g_mutex);
   g_set[name] = value;
@@ -352,7 +353,7 @@ NcclResult ncclAllReduce(const void* from, void* to, size_t count, NcclType type
         return result;
       for (size_t i = 0; i < count; ++i) sums[i] += value_of(part.data() + i * width, type);
     }
-    for (size_t i = 0; i < count; ++i) {  // bf16 by cutting: tests sum what it holds exactly
+    for (size_t i = 0; i < count; ++i) {  // bf16 by truncation: exact for the sums of tests
       const char* const bits = reinterpret_cast<const char*>(&sums[i]) + (4 - width);
       std::memcpy(part.data() + i * width, bits, width);
     }

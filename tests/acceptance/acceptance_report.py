@@ -18,7 +18,8 @@ NAMES_OF_NOBODY = {"root", "user", "ubuntu", "debian", "admin", "test", "localho
 
 
 class Scrubber:
-    """Takes out of texts what says whose machine this is. Call it with a text, or with lists and dictionaries of them."""
+    """Removes names, paths and addresses that identify the machine or its owner. Call it with a text, or with lists and
+    dictionaries of texts."""
 
     def __init__(self, root, *, home_folder=None, user=None, host=None):
         folder = home_folder if home_folder is not None else str(pathlib.Path.home())
@@ -39,7 +40,7 @@ class Scrubber:
             (re.compile(r"\b\d{1,3}(\.\d{1,3}){3}\b"), "ADDRESS"),
             (re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b"), "ADDRESS"),
             (re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+"), "ADDRESS"),
-            # Of absolute paths the last part stays: it names a tool or a header.
+            # Keep the last part of an absolute path: it names a tool or a header.
             (re.compile(r"(?<![\w.~)\]])/(?:[\w.+@~-]+/)+([\w.+-]+)"), r"…/\1"),
         ]
 
@@ -77,7 +78,8 @@ def read(path):
 
 
 def take_over(report, path):
-    """The ended steps of an earlier report of the same commit and device. Says why if there is nothing to go on from."""
+    """Adds the ended steps of an earlier report of the same commit and device. Prints the reason if it cannot
+    resume."""
     try:
         earlier = read(path)
     except (OSError, ValueError) as error:
@@ -165,7 +167,8 @@ def step_row(entry):
 
 
 def rows_of_bench(cells):
-    """Beside an H200's; where configurations were forced, these beside each other."""
+    """Builds a table next to an H200's times, or, if configurations were forced, one that compares the
+    configurations."""
     if "configuration" not in cells[0]:
         rows = [("shape", "tokens", "format", "backend", "us", "H200 us", "H200 / this")]
         for cell in cells:

@@ -13,7 +13,7 @@ NVCC = (12, 9)  # the least, as in cmake/cuda_language.cmake
 MOST_NAMED = 200  # failed tests; and reasons of skipped ones
 
 CTEST_LINE = re.compile(r"^ *\d+/\d+ +Test +#\d+: (\S+)(?: +# GetParam.*?)? \.+(.*?) +(\d+\.\d+) sec", re.MULTILINE)
-# Names that no suffix carries run on whatever backend the device gets.
+# Tests without a backend suffix run on the backend that the device gets.
 ON_ANY_DEVICE = ("cuda/CudaLayer.", "cuda/CApiOnGpu.")
 
 
@@ -39,12 +39,12 @@ def cannot_begin(nvcc, capability):
 
 
 def nothing(text):
-    """Figures of a command whose exit code says all."""
+    """For a command whose exit code is the whole result: no figures."""
     return {}, ""
 
 
 def said_lines(text):
-    """All that was printed, of a command whose exit code says whether it is right."""
+    """For a command whose exit code decides: keeps everything it printed."""
     return {"said": text.splitlines()}, ""
 
 
@@ -55,7 +55,7 @@ def backend_of(capability):
 
 
 def json_in(text):
-    """The JSON object that begins the first line that is one, whatever was printed around it."""
+    """Returns the JSON object that begins on the first line with a valid one. Other output around it is ignored."""
     for match in re.finditer(r"^\{", text, re.MULTILINE):
         try:
             return json.JSONDecoder().raw_decode(text, match.start())[0]
@@ -65,7 +65,8 @@ def json_in(text):
 
 
 def tests_of_ctest(capability):
-    """A reader of ctest's output, also of one that was cut off. Tests of the device's own backend must be among those that passed."""
+    """Makes a reader of ctest's output, which may be cut off. Tests of the device's own backend must be among those
+    that passed."""
     backend = backend_of(capability)
 
     def of_the_device(name):
@@ -96,7 +97,7 @@ def tests_of_ctest(capability):
 
 
 def other_device(capability, found):
-    """What is wrong where a program ran on another device than the one that is accepted. found: 120 for 12.0."""
+    """Reports an error if a program ran on another device than the accepted one. found: 120 for 12.0."""
     return "" if found == int(capability.replace(".", "")) else f"ran on a device of compute capability {found}"
 
 
@@ -134,8 +135,8 @@ def width_of(sum_):
 
 
 def probe_findings(capability):
-    """A reader of device_probes: its own JSON, the width of sums read out of it, and kernels that did not get what they are
-    planned for."""
+    """Makes a reader of device_probes. It keeps the tool's JSON, derives the width of sums from it, and lists kernels
+    that did not get the resources they are planned for."""
 
     def read(text):
         probes = json_in(text)
@@ -194,7 +195,8 @@ CELL_OF_BENCH = re.compile(
 
 
 def bench_figures(recorded):
-    """A reader of bench_hopper_layers' lines, with the H200's microseconds of the recorded table beside them."""
+    """Makes a reader of bench_hopper_layers' lines, with the H200's microseconds from the recorded table next to
+    them."""
 
     def read(text):
         rows = json.loads(recorded.read_text())["rows"]  # of all libraries' layers

@@ -1,4 +1,4 @@
-"""The experts of the first layer of models.py, with or without a gate: run by the library and in float64, and by rank."""
+"""The experts of the first layer of models.py, with or without a gate: run by the library, by rank, and in float64."""
 
 import models
 import moe_reference
@@ -23,7 +23,8 @@ def of_experts(inputs, here):
 
 
 def stacks(model):
-    """gate, up and down of all experts, as moe_reference and MoeLayer.from_tensors take them; no gate if there is none."""
+    """Returns gate, up and down of all experts, as moe_reference and MoeLayer.from_tensors take them. Experts without a
+    gate have no "gate"."""
     found = {}
     for projection in PROJECTIONS:
         matrices = [model.experts.get((0, expert, projection)) for expert in range(models.EXPERTS)]
@@ -59,7 +60,8 @@ def library(model, inputs, **options):
 
 
 def is_outside(model, inputs, out, **options):
-    """Whether out leaves the intervals around the layer in float64 that docs/explanation/numerics.md allows the kernels of CPUs."""
+    """Returns whether out leaves the intervals around the float64 layer that docs/explanation/numerics.md allows CPU
+    kernels."""
     found = stacks(model)
     weights = moe_reference.Weights(**({"gate": found["up"]} | found))  # relu2 reads no gate
     options = moe_reference.Options(**sizes(model, **options))

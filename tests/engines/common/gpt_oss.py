@@ -1,7 +1,8 @@
-"""A tiny random gpt-oss as it is published, MXFP4 experts with biases and rows of gate and up in turn, and its twin in floats.
+"""A tiny random gpt-oss as it is published, and its twin in floats.
 
-E2M1 times a power of two has two significant bits: the twin's bfloat16 weights are the same numbers, as are the biases. The
-biases are of the size of what they are added to, so that a bias that is lost, or counted twice, is far off.
+The published form has MXFP4 experts with biases, and rows of gate and up alternate. E2M1 times a power of two has two
+significant bits, so the twin's bfloat16 weights and biases are the same numbers. The biases are as large as the sums
+they are added to: one that is lost, or counted twice, is far off.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def with_biases(model: Model, change) -> Model:
     )
 
 
-# What a loader may do wrong to biases.
+# Mistakes a loader may make with biases.
 WRONG_BIASES = {
     "no biases": lambda name, bias: bias * 0,
     "down's twice": lambda name, bias: bias * (2 if "down" in name else 1),
@@ -110,7 +111,7 @@ WRONG_BIASES = {
 }
 
 
-# ---- the first layer's experts alone
+# ---- only the first layer's experts
 
 NAME = "model.layers.0.mlp.experts"
 
@@ -126,8 +127,8 @@ def _matrices(generator: torch.Generator, inner: int) -> dict:
 
 
 def of_three_blocks(seed: int) -> Model:
-    """Experts of 96 channels, 3 blocks of 32: two ranks get two and one. As gpt-oss on four ranks: 90 blocks, of which three
-    ranks have 23 and the last 21."""
+    """Makes experts of 96 channels, 3 blocks of 32: two ranks get two blocks and one. gpt-oss on four ranks is similar:
+    of its 90 blocks three ranks have 23 each and the last has 21."""
     generator, inner = torch.Generator().manual_seed(seed), 96
     experts = {(0, name): matrix for name, matrix in _matrices(generator, inner).items()}
     bias = torch.randn(EXPERTS, 2 * inner, generator=generator).bfloat16()
@@ -163,8 +164,8 @@ def library(model, inputs, columns=slice(None), down_bias=1, **options):
 
 
 def check_slices(model, inputs, run_rank):
-    """run_rank(number): the output of one of two tensor parallel ranks. Each gets whole blocks, the last what is left, and
-    down's bias counts once. Returns both outputs."""
+    """Runs two tensor parallel ranks and returns both outputs. run_rank(number) returns a rank's output. Each rank gets
+    whole blocks, the last one the remainder, and down's bias counts once."""
     inner = model.experts[0, "down"][0].shape[2] * 2
     first = -(-inner // 2 // 32) * 32
     parts = [run_rank(number) for number in range(2)]
@@ -174,8 +175,9 @@ def check_slices(model, inputs, run_rank):
 
 
 def exact(model, hidden, ids, weights):
-    """transformers' own experts in float64, and how far bfloat16's roundings of the intermediate, of each row and of the sum
-    may move each element: half an ulp each, up to 2^-8 of the value, and 2^-16 for sums and functions in float32."""
+    """Runs transformers' own experts in float64. Also returns how far bfloat16's roundings of the intermediate, of each
+    row and of the sum may move each element: half an ulp each, up to 2^-8 of the value, and 2^-16 for sums and
+    functions in float32."""
     from transformers import GptOssConfig
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
@@ -202,8 +204,8 @@ def exact(model, hidden, ids, weights):
 
 
 def check_exact(model, inputs, run_model):
-    """run_model(model): an engine's output for these inputs. It is the library's layer bit for bit, and transformers' but for
-    roundings; biases that are lost or counted twice are far beyond those."""
+    """Checks run_model(model), an engine's output for these inputs. It equals the library's layer bit for bit, and
+    transformers' up to roundings. Biases that are lost or counted twice are far beyond those."""
     out = run_model(model)
     assert torch.equal(out, library(model, inputs))
     expected, off = exact(model, *inputs)

@@ -1,7 +1,7 @@
-"""A tiny random Qwen3-MoE with NVFP4 experts as each producer writes it, and its twin in floats of the very same numbers.
+"""A tiny random Qwen3-MoE with NVFP4 experts as each producer writes it, and its twin in floats of the same numbers.
 
-Tensor scales are powers of two: E2M1 x E4M3 x 2^n has at most six significant bits, so that the twin's bfloat16 weights are
-exact and nothing but the rounding of activations differs. gate and up have scales of their own, four times apart.
+Tensor scales are powers of two: E2M1 x E4M3 x 2^n has at most six significant bits, so the twin's bfloat16 weights are
+exact and only the rounding of activations differs. gate and up have scales of their own, four times apart.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def expert_tensors(form: str, name: str, matrix: Matrix) -> dict[str, torch.Tens
 
 
 def save(directory: Path, tensors: dict[str, torch.Tensor], config: dict) -> Path:
-    """A checkpoint; with ModelOpt's own file, from which alone SGLang reads an algorithm a layer."""
+    """Writes a checkpoint, with ModelOpt's own file: SGLang reads the algorithm of each layer only from there."""
     directory.mkdir(parents=True)
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
     save_file(copies, directory / "model.safetensors", {"format": "pt"})

@@ -36,7 +36,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def plugin_path(tmp_path_factory):
-    """A folder with the entry points of pyproject.toml, as the metadata of an installed wheel has them, and those of record.py."""
+    """Makes a folder with the entry points of pyproject.toml, as an installed wheel's metadata has them, and those of
+    record.py."""
     folder = tmp_path_factory.mktemp("metadata")
     recorder = "[sglang.srt.plugins]\nrecord = record:register\n"
     for name, points in (("nvfp4-moe", install.entry_points()), ("nvfp4-moe-record", recorder)):
@@ -53,7 +54,7 @@ def plugin_path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sglang(plugin_path):
     """SGLang with its plugins loaded; entry points of pyproject.toml, so that the name there is tested too."""
-    # Layers are compared with the library's in bf16, unless a test says another format.
+    # Layers are compared with the library's in bf16, unless a test sets another format.
     os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "NVFP4_MOE_THREADS": "1", "NVFP4_MOE_ACTIVATIONS": "bf16"}
     sys.path.insert(0, str(plugin_path))
     from sglang.srt.plugins import load_plugins
@@ -68,7 +69,8 @@ def sglang(plugin_path):
 
 @pytest.fixture
 def configured(sglang):
-    """configured(**arguments of the server): the arguments that layers are made under, from then on, as a user gave them."""
+    """configured(**arguments of the server): sets the arguments for layers made from then on, as if a user had given
+    them."""
     with contextlib.ExitStack() as stack:
         made = []
 
@@ -127,9 +129,10 @@ def environment(plugin_path):
 
 @pytest.fixture(scope="session")
 def serve(environment, tmp_path_factory):
-    """serve(model, reload=None, record=True, variables={}, **arguments of Engine) -> (rounds or None, exit status, log).
+    """serve(model, reload=None, record=True, variables={}, **arguments of Engine) -> (rounds or None, exit status,
+    log).
 
-    record: whether the routers' decisions are written down, which a captured graph cannot do.
+    record: whether to record the routers' decisions, which a captured graph cannot do.
     """
 
     def run(model, *, reload=None, record=True, variables=None, **arguments):
@@ -147,8 +150,8 @@ def serve(environment, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(request, serve, checkpoints):
-    """served(job) -> (rounds, log), of the module's JOBS {name: (checkpoint, what serve takes)}. All start with the first that
-    is asked for; an engine is three processes."""
+    """served(job) -> (rounds, log), for the module's JOBS {name: (checkpoint, arguments of serve)}. The first call
+    starts all jobs; an engine has three processes."""
     pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 3))
     started = {}
 

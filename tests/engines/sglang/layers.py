@@ -38,8 +38,8 @@ def make_layer(form, model=None, **options):
 
 
 def load(layer, form, model):
-    """The checkpoint's tensors through the names and the loader that SGLang's models use. In its NemotronH what is called a
-    gate is up, and there is no third matrix."""
+    """Yields the checkpoint's tensors under the names that SGLang's models give its loader. SGLang's NemotronH names up
+    as the gate, and has no third matrix."""
     is_gated = (0, 0, "gate_proj") in model.experts
     names = ("gate_proj", "down_proj", "up_proj") if is_gated else ("up_proj", "down_proj", "")
     mapping = layer.make_expert_params_mapping(*names, models.EXPERTS)
@@ -92,7 +92,8 @@ def served(sglang, form, model, inputs, *, ep=(1, 0), tp=(1, 0), **options):
 
 
 def ask(monkeypatch, activation_format):
-    """Layers made from now on have this format of activations asked for, which the environment does for a whole process."""
+    """Sets the requested format of activations for layers made from now on. The environment would set it for the whole
+    process."""
     from nvfp4_moe.sglang import compressed_tensors, hooks
 
     def asking(own, place):

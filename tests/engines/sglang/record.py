@@ -17,12 +17,12 @@ def before_forward(layer, hidden_states, topk_output, *rest, **named):
 
 
 def mm_in_another_dtype(first, second, out_dtype):
-    """torch.mm with out_dtype, which SGLang's Nemotron-H calls for its router and torch has for GPUs alone."""
+    """torch.mm with out_dtype, which SGLang's Nemotron-H calls for its router and torch has only for GPUs."""
     return first.to(out_dtype) @ second.to(out_dtype)
 
 
 def register():
-    """Called by SGLang in each process; records nothing where no file is named."""
+    """Called by SGLang in each process. Records nothing if no file is named."""
     import torch
 
     if not torch.cuda.is_available():

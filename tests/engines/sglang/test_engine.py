@@ -1,7 +1,8 @@
-"""A tiny Qwen3-MoE in SGLang's real engine, in each form: tokens, log-probabilities and routers beside truth.py's.
+"""A tiny Qwen3-MoE in SGLang's real engine, in each form: tokens, log-probabilities and routers against truth.py's.
 
-On a CPU by ./dev engines sglang. On a GPU by pytest alone, with SGLang and the package on PYTHONPATH: the same engines, and
-the twin and the experts in CUDA graphs, of which explain.py judges what is said, since nothing can be recorded in them.
+On a CPU run it with ./dev engines sglang. On a GPU run it with pytest, with SGLang and the package on PYTHONPATH. There
+the same engines run, and also the twin and the experts in CUDA graphs. Nothing can be recorded in a graph, so
+explain.py judges those outputs.
 """
 
 import judges

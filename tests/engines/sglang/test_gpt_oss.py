@@ -1,7 +1,8 @@
-"""gpt-oss' experts in SGLang: its own block, loader and runner, on any rank, against the library and transformers' block.
+"""gpt-oss' experts in SGLang: its own block, loader and runner, on any rank, against the library and transformers'
+block.
 
-Not the whole model: SGLang serves gpt-oss with attention backends that know sinks and sliding windows, and that of CPUs
-(intel_amx) needs AMX and sgl_kernel.
+The whole model is not run: SGLang serves gpt-oss with attention backends that handle sinks and sliding windows, and the
+one for CPUs (intel_amx) needs AMX and sgl_kernel.
 """
 
 import types
@@ -21,7 +22,7 @@ def model():
 
 
 class Holder(torch.nn.Module):
-    """What of SGLang's model its loader of experts reads: parameters by name, and sizes."""
+    """The part of SGLang's model that its loader of experts reads: parameters by name, and sizes."""
 
     def __init__(self, experts, inner):
         super().__init__()
@@ -208,7 +209,7 @@ def test_a_hidden_size_that_sglang_pads_is_refused(sglang):
 
 
 def test_a_backend_that_sglang_chose_for_the_model_is_no_users_choice(sglang, configured, refusals, model, caplog):
-    """SGLang gives gpt-oss and Nemotron-H runner backends of its own where the user names none."""
+    """SGLang gives gpt-oss and Nemotron-H runner backends of its own if the user names none."""
     inputs = batch(8)
     for asked, taken in (("auto", True), ("triton", False)):
         refusals._said.clear()

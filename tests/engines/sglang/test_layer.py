@@ -1,6 +1,7 @@
-"""SGLang's FusedMoE with the plugin, in this process: its own loader and runner, against the library and a float64 layer.
+"""SGLang's FusedMoE with the plugin, in this process: its own loader and runner, against the library and a float64
+layer.
 
-Gated experts, and ones without a gate, as Nemotron-3's. Ranks run one after the other: SGLang's parallel state is overridden
+The experts have a gate, or none, as Nemotron-3's. Ranks run one after the other: SGLang's parallel state is overridden
 for each, and outputs are added as the all-reduce would.
 """
 
@@ -146,7 +147,7 @@ def test_auto_follows_what_the_checkpoint_declares(
 
 
 def test_modelopts_groups_and_each_matrix_of_a_mixed_model_are_read(sglang, configured, model, automatic, monkeypatch):
-    """input_activations that are null beside quant_algo NVFP4; and an algorithm of one projection."""
+    """input_activations that are null next to quant_algo NVFP4, and an algorithm for only one projection."""
     from nvfp4_moe.sglang import internals
 
     configured()
@@ -246,7 +247,7 @@ def test_what_is_not_taken_is_sglangs_with_one_line_that_says_why(
     configured(**arguments)
     with rank(sglang), caplog.at_level(logging.WARNING, "nvfp4_moe.sglang"):
         for number in range(2):
-            # SGLang's own method, which says of this machine that it has no kernel for NVFP4.
+            # SGLang's own method, which reports that it has no kernel for NVFP4 on this machine.
             with pytest.raises(ValueError, match="Current platform does not support NVFP4"):
                 make_layer("modelopt", prefix=f"model.layers.{number}.mlp.experts", **options)
     said = [record.getMessage() for record in caplog.records if record.name == "nvfp4_moe.sglang"]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-# What a process prints once SGLang has loaded its plugins.
+# Printed by a process once SGLang has loaded its plugins.
 REPORT = """
 import logging
 logging.basicConfig(level=logging.INFO)

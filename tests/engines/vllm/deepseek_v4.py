@@ -1,8 +1,8 @@
 """A tiny DeepSeek-V4 for vLLM: FP8 linears, and the same experts as MXFP4 or as NVFP4.
 
-vLLM's own kernel takes MXFP4 experts on a CPU, so the stock engine is the twin. Its checkpoint's other tensors have names and
-layouts of their own that mean nothing here: a loader fills those parameters by name from a seed, and gives the experts to
-the model's load_weights under a checkpoint's names.
+vLLM's own kernel takes MXFP4 experts on a CPU, so the stock engine is the twin. The checkpoint's other tensors have
+names and layouts of their own, which do not matter here: a loader fills those parameters by name from a seed, and
+passes the experts to the model's load_weights under a checkpoint's names.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ QUANTIZATION = {
 }  # fmt: skip
 
 
-# Kept in bfloat16: vLLM 0.32 multiplies FP8 blocks, and MXFP4 experts, on a CPU with AMX alone.
+# Kept in bfloat16: on a CPU vLLM 0.32 multiplies FP8 blocks, and MXFP4 experts, only with AMX.
 PLAIN = [
     f"model.layers.{layer}.{name}"
     for layer in range(LAYERS)
@@ -149,10 +149,10 @@ def register_loader() -> None:
 
 
 def run_layers(directory: str, off: bool) -> dict:
-    """The model as vLLM builds and loads it, and what each layer's MoE block gives for seeded inputs.
+    """Builds and loads the model as vLLM does, and returns what each layer's MoE block computes for seeded inputs.
 
-    Not the whole model: what vLLM 0.32's V4 attention knows of a batch comes from a Triton kernel, and no Triton for CPUs is
-    on PyPI.
+    The whole model is not run: vLLM 0.32's V4 attention gets its batch metadata from a Triton kernel, and PyPI has no
+    Triton for CPUs.
     """
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
@@ -211,7 +211,7 @@ def prepare_process() -> None:
 
 
 def main() -> None:
-    """usage: deepseek_v4.py ROOT OUT.json, where make(ROOT) has been"""
+    """usage: deepseek_v4.py ROOT OUT.json, after make(ROOT)"""
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()

@@ -1,4 +1,4 @@
-"""Inputs of a quantization method: vLLM's description of a layer, and the attributes of RoutedExperts that a method reads."""
+"""Inputs of a quantization method: vLLM's description of a layer, and the attributes of RoutedExperts that it reads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Two processes as vLLM's expert parallel ranks: its own groups, its own MoE layers, and what each layer gives.
+"""Two processes as vLLM's expert parallel ranks, with its own groups and MoE layers, and the output of each layer.
 
-usage: ranks.py data|tensor RANK PORT OUT.json. data: data parallel ranks, each with tokens of its own; tensor: ranks of a
-tensor parallel group, with the same ones. The result at OUT.json: {"layers": {name: facts}, "log": the plugin's lines}.
-Each out is compared here with the library's layer of all experts, on one rank, in the routing that vLLM chose.
+usage: ranks.py data|tensor RANK PORT OUT.json. data: data parallel ranks, each with tokens of its own. tensor: ranks of
+a tensor parallel group, with the same tokens. The result at OUT.json: {"layers": {name: facts}, "log": the plugin's
+lines}. Each output is compared here with the library's layer of all experts, on one rank, in the routing that vLLM
+chose.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class Ranked:
         return out, ids, router_weights
 
     def apply(self, hidden, ids, router_weights):
-        """The quantization method alone, which takes a batch of no tokens too."""
+        """Calls only the quantization method, which also takes a batch of no tokens."""
         return self.method.apply(self.routed, hidden, router_weights, ids, None, None)
 
     def facts(self) -> dict:

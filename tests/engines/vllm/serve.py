@@ -1,8 +1,9 @@
-"""Runs engines one after the other in this process and writes what each said. usage: serve.py JOBS.json
+"""Runs engines one after the other in this process and writes their results. usage: serve.py JOBS.json
 
-A job: {"name", "model", "out", "options": of vllm.LLM, "environment", "tokens", "reload": directories to load into the engine
-in turn, "routers": whether to record the routers' decisions, "without_a_gate": whether the model has such experts}. The result, JSON at "out": {"runs": for the first weights and
-each reload, a run as ../common/truth.py has it, "handles", "log", "seconds", "error"}.
+A job: {"name", "model", "out", "options": of vllm.LLM, "environment", "tokens", "reload": directories to load into the
+engine in turn, "routers": whether to record the routers' decisions, "without_a_gate": whether the model has such
+experts}. The result, JSON at "out": {"runs": for the first weights and each reload, a run in the form of
+../common/truth.py, "handles", "log", "seconds", "error"}.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def generate(llm, tokens: int, kept: dict) -> list[dict]:
             layer.update(logits=[], experts=[])
         (said,) = llm.generate([{"prompt_token_ids": prompt}], asked, use_tqdm=False)
         (output,) = said.outputs
-        steps = [*said.prompt_logprobs[1:], *output.logprobs]  # of the first token there is none
+        steps = [*said.prompt_logprobs[1:], *output.logprobs]  # the first token has no log-probabilities
         results.append(
             {
                 "prompt": prompt,

@@ -15,9 +15,10 @@ from truth import Truth
 
 @pytest.fixture(scope="session")
 def paths(tmp_path_factory):
-    """{name: directory}: two models and their twins, and the first with what a loader may do wrong to its biases.
+    """{name: directory}: two models and their twins, and the first with a loader's possible mistakes in its biases.
 
-    They differ in their experts alone: vLLM 0.32 seems to go on with the first model's attention sinks when it reloads a gpt-oss.
+    They differ only in their experts: vLLM 0.32 seems to keep the first model's attention sinks when it reloads a
+    gpt-oss.
     """
     root, first = tmp_path_factory.mktemp("gpt_oss"), gpt_oss.make(0)
     other = gpt_oss.with_experts_of(gpt_oss.make(1), first)
@@ -65,7 +66,7 @@ def test_weights_and_biases_are_reloaded_into_the_layers_that_are_there(served, 
 
 @pytest.mark.parametrize(("number", "what"), list(enumerate(gpt_oss.WRONG_BIASES, 2)))
 def test_biases_that_are_wrong_are_seen_by_the_judge(served, judged, number, what):
-    """What the bounds are worth: biases that are lost, counted by two ranks or taken in halves do not pass them."""
+    """Tests the bounds: biases that are lost, counted by two ranks or taken in halves exceed them."""
     assert judged(is_seen, ok(served["gpt_oss"])["runs"][number], what)
 
 

@@ -1,4 +1,4 @@
-"""The quantization methods over vLLM's own classes, a layer at a time: placements of experts, reloads, and what fails."""
+"""The quantization methods over vLLM's own classes, a layer at a time: placements of experts, reloads, and failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load(layer, kind: str = "modelopt", here=None, seed: int = 0) -> None:
             elif name.endswith("weight"):
                 name += "_packed"
         parameter = getattr(layer, name)
-        parameter.data = value.clone()  # what a reload does: a new tensor where the packed one was emptied
+        parameter.data = value.clone()  # as a reload does: a new tensor in place of the emptied one
 
 
 def batch(top_k: int = TOP_K):
@@ -149,14 +149,15 @@ def test_ranks_of_vllm_s_placements_add_up(methods, placement):
         buffers = dict(layer.named_buffers())
         assert ("nvfp4_moe_lookup" in buffers) == (placement == "round_robin")
         if placement == "round_robin":
-            # Level 2 of sleep mode writes buffers back where they were.
+            # Level 2 of sleep mode writes buffers back to their old addresses.
             assert buffers["nvfp4_moe_lookup"].data_ptr() == method.fused.placement.lookup.data_ptr()
         total += run(method, layer, hidden, router_weights, ids)
     assert torch.equal(total, reference(top_k=1).run(hidden, ids, router_weights))
 
 
 def test_rows_that_nobody_would_add_up_are_an_error(methods):
-    """Behind the refusal of --all2all-backend passthrough: whatever vLLM makes that takes a rank's rows for the sum."""
+    """Second line of defence after the refusal of --all2all-backend passthrough: refuses any object of vLLM's that
+    takes a rank's rows for the sum."""
     expert_map = torch.full((EXPERTS,), -1, dtype=torch.int32)
     expert_map[: EXPERTS // 2] = torch.arange(EXPERTS // 2)
     method, layer = loaded(methods, local=list(range(EXPERTS // 2)), expert_map=expert_map)
@@ -212,7 +213,8 @@ def test_weights_that_are_wrong_are_an_error_and_can_be_loaded_again(methods):
 
 
 def test_a_layer_does_not_run_after_a_reload_that_failed(methods, monkeypatch):
-    """Its weights are part old, part new; and the same compiled, where the layer is an operator. Good weights end that."""
+    """Its weights are part old, part new. The same if compiled, when the layer is an operator. Good weights end
+    that."""
     method, layer = made(methods)
     compiled = torch.compile(lambda *inputs: run(method, layer, *inputs), fullgraph=True, backend="aot_eager")
     hidden, router_weights, ids = batch()

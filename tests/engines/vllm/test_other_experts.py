@@ -1,4 +1,5 @@
-"""gpt-oss' experts, and experts without a gate, through vLLM's own parameters, loader and methods, a layer at a time."""
+"""gpt-oss' experts, and experts without a gate, through vLLM's own parameters, loader and methods, a layer at a
+time."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from layers import NAME, Layer, moe_config
 
 
 def gpt_oss_layer(methods, model, tp=(1, 0), here=None):
-    """A method and its layer, filled by vLLM's own loader of gpt-oss an expert at a time, and packed. here: of EP, the rank's."""
+    """Returns a method and its layer, filled by vLLM's own loader of gpt-oss one expert at a time, and packed. here:
+    the rank's experts under EP."""
     from nvfp4_moe.vllm.plan import GPT_OSS, plan_of
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
@@ -71,7 +73,7 @@ def load_gpt_oss(layer, model, experts, absent=()):
 
 
 def reload_gpt_oss(layer, model, absent=()):
-    """What vLLM's reload_weights does with a layer."""
+    """Does to a layer what vLLM's reload_weights does."""
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     initialize_layerwise_reload(layer)
@@ -102,7 +104,7 @@ def test_ranks_get_whole_blocks_and_the_last_what_is_left_and_count_down_s_bias_
 
 @pytest.fixture(params=[0x00, 0x3C, 0x7F, 0xFF], ids=hex)
 def poisoned_memory(request, monkeypatch):
-    """What vLLM's reload finds in fresh memory: finite numbers, or what is none."""
+    """Fills memory as a reload may find it: with finite numbers, or with NaN."""
     stock = torch.empty_strided
 
     def empty_strided(*sizes, **options):
@@ -162,7 +164,7 @@ def test_formats_of_activations(methods, model, monkeypatch, activation_format):
 
 @pytest.fixture
 def without_refusal():
-    """vLLM describes such layers on GPUs alone."""
+    """vLLM describes such layers only on GPUs."""
     import without_a_gate  # noqa: F401
 
 

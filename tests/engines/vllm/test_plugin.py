@@ -149,7 +149,7 @@ def test_no_abstract_member_is_left():
 
 @pytest.fixture
 def changed_release(monkeypatch):
-    """vLLM with another parameter where the plugin overrides apply."""
+    """A vLLM with another parameter in a method that the plugin overrides."""
     import vllm.model_executor.layers.fused_moe.modular_kernel as modular
 
     def apply(self, output, hidden_states, weights, topk_weights, topk_ids):
@@ -175,7 +175,7 @@ def test_a_release_that_does_not_fit_is_an_error_where_the_user_insists(changed_
 
 
 def test_a_release_that_does_not_fit_is_found_out_when_a_layer_asks(changed_release, log, monkeypatch):
-    """Where the modules were not there to be compared when the plugin was registered."""
+    """For modules that did not exist yet when the plugin was registered, and so were not compared then."""
     from nvfp4_moe.vllm import release
 
     config = registered("modelopt_fp4")(is_checkpoint_nvfp4_serialized=True, exclude_modules=[])

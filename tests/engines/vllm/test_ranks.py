@@ -1,4 +1,5 @@
-"""Expert parallel ranks over the library's exchange: vLLM's own groups and MoE layers in two processes, and its engine."""
+"""Expert parallel ranks over the library's exchange: vLLM's own groups and MoE layers in two processes, and its
+engine."""
 
 from __future__ import annotations
 
@@ -197,7 +198,7 @@ def test_gpus_that_cannot_be_connected_are_left_to_vllm_and_a_missing_rank_is_an
 
 
 def test_an_exchange_is_kept_for_its_link_and_timeout_alone(fitting, monkeypatch):
-    """Of two engines in a process, or of layers that are asked for something else than those before them."""
+    """For two engines in a process, or for layers with other options than those before them."""
     group = type("Group", (), {"cpu_group": None})()
     one = nvfp4_moe.ThreadGroup(1)
     monkeypatch.setattr(ranks, "torch_exchange", lambda group, timeout: one.join(0))
@@ -214,14 +215,14 @@ def test_an_exchange_is_kept_for_its_link_and_timeout_alone(fitting, monkeypatch
     monkeypatch.setattr(ranks, "torch_exchange", lambda group, timeout: Linked())
     with pytest.raises(ranks.NoExchange, match="expected all ranks on one host"):
         ranks._connected(refused, planned(moe("cuda:0"), "peers"), "cuda:0")
-    with pytest.raises(nvfp4_moe.IoError, match="it has left"):  # what another link says is its own
+    with pytest.raises(nvfp4_moe.IoError, match="it has left"):  # another link has its own message
         ranks._connected(refused, planned(moe("cuda:0"), "nccl"), "cuda:0")
 
 
 # ---- the engine
 
-# Rows that do not depend on how many others an expert has: of bf16 that takes VLLM_BATCH_INVARIANT, for which vLLM's engine
-# needs Triton on a CPU.
+# Formats whose rows do not depend on the number of other rows of an expert. bf16 needs VLLM_BATCH_INVARIANT for that,
+# for which vLLM's engine needs Triton on a CPU.
 EXACT = {"activations": "nvfp4"}
 
 
@@ -245,8 +246,8 @@ def judge(made, one_rank):
 @cpus_only
 @pytest.mark.parametrize("how", ["eager", "compiled"])
 def test_data_parallel_ranks_say_what_one_rank_says(made, one_rank, serve_data_parallel, how):
-    """Rank 1 asks for fewer tokens, and takes part with dummy ones while rank 0 goes on. vLLM itself has no data parallel
-    MoE on CPUs: without the exchange its gather raises NotImplementedError."""
+    """Rank 1 has fewer requests, and takes part with dummy tokens while rank 0 continues. vLLM itself has no data
+    parallel MoE on CPUs: without the exchange its gather raises NotImplementedError."""
     given = job(how, made[0]["modelopt"], EXACT, options={"enforce_eager": how == "eager"})
     (expected,) = ok(one_rank[how])["runs"]
     for rank, result in enumerate(serve_data_parallel([given, given | {"tokens": 3}])):
@@ -270,8 +271,8 @@ def test_sequence_parallel_ranks_are_as_near_to_the_truth(made, judge, serve_dat
 
 @pytest.fixture(scope="session")
 def summed(made, serve):
-    """Two tensor parallel ranks in compiled engines that share a cache of graphs: rows that vLLM adds up, and that it has
-    not to."""
+    """Two tensor parallel ranks in compiled engines that share a cache of graphs: with rows that vLLM adds up, and with
+    rows that it must not."""
     options = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enforce_eager": False}
     jobs = []
     for exchange in ("engine", "host"):
@@ -288,8 +289,8 @@ def test_tensor_parallel_ranks_add_up_as_near_to_the_truth(summed, judge, exchan
 
 
 def test_compiled_graphs_are_told_apart(fitting, monkeypatch):
-    """vLLM keeps them by hashes of its environment and of a config, which is a copy of the engine's where a model compiles
-    an inner one (with_hf_config): made before the layers are, and of a dict of its own."""
+    """vLLM keys cached graphs by hashes of its environment and of a config. If a model compiles an inner one
+    (with_hf_config), that config is a copy of the engine's, made before the layers exist and with a dict of its own."""
     from vllm.compilation.caching import aot_compile_hash_factors
     from vllm.config import VllmConfig
 
@@ -315,7 +316,7 @@ def test_compiled_graphs_are_told_apart(fitting, monkeypatch):
 
 
 def test_a_layer_that_is_planned_anew_is_none_over_ranks(fitting, monkeypatch):
-    """Of a second engine in one process, whose layers have the names of the first's."""
+    """For a second engine in one process, whose layers have the names of the first's."""
     monkeypatch.setattr(ranks, "_combine_of", {})
     monkeypatch.setattr(plan, "settings", lambda: types.SimpleNamespace(mode="0"))
     ranks.note_combine("model.layers.0.mlp.experts", "all_reduce")

@@ -1,7 +1,8 @@
 """Importing this lets vLLM make layers of experts without a gate on a CPU.
 
-Its description of a layer refuses them there before a quantization method is asked, since it has no kernel for them, which the
-plugin does not need. Named as worker_extension_cls, it is imported by each worker before the model is made.
+vLLM's description of a layer refuses them there before it asks a quantization method, because it has no kernel for
+them. The plugin does not need one. Named as worker_extension_cls, this module is imported by each worker before the
+model is made.
 """
 
 from __future__ import annotations

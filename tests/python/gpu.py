@@ -1,4 +1,5 @@
-"""Requirements of the GPU tests: torch with CUDA, a GPU, and a build with the CUDA backends; skipped by name elsewhere."""
+"""Requirements of the GPU tests: torch with CUDA, a GPU, and a build with the CUDA backends; skipped by name without
+them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ needs_gpu = pytest.mark.skipif(why_not() != "", reason=why_not())
 
 
 def on_gpu(value: Any) -> Any:
-    """Tensors and arrays, alone or in tuples and dictionaries, on the GPU."""
+    """Copies tensors and arrays to the GPU, single ones or in tuples and dictionaries."""
     if isinstance(value, dict):
         return {name: on_gpu(part) for name, part in value.items()}
     if isinstance(value, tuple | list):

@@ -48,8 +48,11 @@ def scale_quotients(x: np.ndarray, tensor_scale: float) -> np.ndarray:
 
 
 def compare(x, ours, oracle, tensor_scale, *, scale_roundings, code_roundings, guard):
-    """x (rows, K) float32; ours and oracle (codes, scales) uint8; guard(exact quotients, oracle's scale bytes) marks the
-    blocks where the oracle's guard acts. Returns counts; asserts that nothing else differs."""
+    """Compares our quantization with an oracle's.
+
+    x (rows, K) float32; ours and oracle (codes, scales) uint8. guard(exact quotients, oracle's scale bytes) marks the
+    blocks in which the oracle's guard acts. Returns counts and asserts that nothing else differs.
+    """
     our_codes, our_scales = unpack(ours[0]), ours[1]
     their_codes, their_scales = unpack(oracle[0]), oracle[1]
     exact = scale_quotients(x, tensor_scale)

@@ -56,7 +56,7 @@ def _scales(rng, shape, flavour):
 
 
 def _matrix(rng, experts, rows, cols, flavours, gain, per_expert):
-    """A matrix that multiplies a line's rms by about `gain`, whatever its codes and block scales are."""
+    """A matrix that multiplies a line's rms by about `gain`, for any codes and block scales."""
     codes = _codes(rng, (experts, rows, cols // 2), flavours[0])
     scales = _scales(rng, (experts, rows, cols // 16), flavours[1])
     values = E2M1_VALUES.numpy()[np.stack([codes & 15, codes >> 4], -1)].reshape(experts, rows, cols)

@@ -24,7 +24,7 @@ import torch
 EXPERTS, TOP_K, HIDDEN, INTER = 12, 3, 256, 192
 MOST_TOKENS = 512
 FORMATS = ("nvfp4", "bf16")
-# What a captured run replays: tokens of each rank, and how many contents.
+# Inputs that a captured run replays: tokens of each rank, and the number of different contents.
 GRAPH_TOKENS, REPLAYS = (16, 5), 3
 
 Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -87,7 +87,7 @@ def graph_contents(combine: str) -> Iterator[tuple[str, list[Arrays]]]:
 
 # The layers of the whole run: (name, combine, capacity).
 LAYERS = (("sum", "all_reduce", 0), ("exact", "all_to_all", 0), ("capacity", "all_to_all", MOST_TOKENS))
-# A routing that does not fit, of a layer with this capacity, and one behind it that does.
+# Tokens of a routing that does not fit into a layer with this capacity. One that fits follows.
 SMALL_CAPACITY, TOO_MANY = 4, 7
 
 
@@ -176,7 +176,7 @@ class Rank:
             torch.cuda.synchronize()
 
     def until_it_fails(self, step: Callable[[], object]) -> None:
-        """step() again and again; says "runs" once a few have gone well."""
+        """Calls step() until it fails; prints "runs" once five calls have succeeded."""
         deadline = time.monotonic() + 90
         done = 0
         while time.monotonic() < deadline:
@@ -250,7 +250,7 @@ def does_not_fit(rank: Rank, layer: nv.MoeLayer, arrays: Arrays) -> None:
 def overflow(rank: Rank, name: str) -> None:
     layer = rank.layer(name, capacity=SMALL_CAPACITY)
     arrays = on(rank.device, batch(TOO_MANY if rank.rank == 0 else 1, 0, "rank 1"))
-    if rank.way == "peers":  # whatever comes fits there
+    if rank.way == "peers":  # every routing fits there
         assert not torch.isnan(layer.run(*arrays)).any(), "out is NaN where everything fits"
         layer.status()
     else:

@@ -28,14 +28,15 @@ def selection_scores(config: nv.RouterConfig, logits, bias):
 
 
 def relative_error(config: nv.RouterConfig, x):
-    """Of a score, in units of 2^-24."""
+    """The relative error of a score, in units of 2^-24."""
     if config.scoring == "softmax":
         return (x.amax(-1, keepdim=True) - x) + math.log(x.shape[-1]) + 4
     return torch.full_like(x, 3.01 if config.scoring == "sigmoid" else 1.51)
 
 
 def masked_by_groups(config: nv.RouterConfig, scores, error):
-    """Scores with the experts of the groups left out at -inf, and the tokens where the groups' margin decides nothing."""
+    """Returns the scores, with -inf for experts of excluded groups, and the tokens whose groups have too small a margin
+    to decide."""
     unclear = torch.zeros(scores.shape[0], dtype=torch.bool)
     groups, kept = config.num_expert_group, config.topk_group
     if groups == kept:
@@ -50,7 +51,7 @@ def masked_by_groups(config: nv.RouterConfig, scores, error):
 
 
 def weight_bound(config: nv.RouterConfig, logits, ids, expected):
-    """What docs/explanation/numerics.md, section 12 allows between a weight and its real number."""
+    """The difference that docs/explanation/numerics.md, section 12 allows between a weight and its real number."""
     x = logits.double()
     chosen = x.gather(1, ids.long())
     if config.scoring == "softmax":

@@ -1,4 +1,5 @@
-"""Calibration files: GGUF imatrices as the gguf package writes them, and what weighted errors do to a layer's output."""
+"""Calibration files: GGUF imatrices as the gguf package writes them, and the effect of weighted errors on a layer's
+output."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def test_imatrix_in_gguf_gives_the_same_bytes(model, moments, tmp_path, rows, fu
     of_seen = {name: values * (np.array(rows) > 0)[:, None].astype(np.float32) for name, values in moments.items()}
     own = write_own(tmp_path / "own.safetensors", of_seen, rows)
     imatrix = write_imatrix(tmp_path / "imatrix.gguf", of_seen, rows, fused)
-    # What the gguf package reads is what was meant to be written.
+    # The gguf package reads back the values that were to be written.
     read = {tensor.name: tensor.data for tensor in gguf.GGUFReader(imatrix).tensors}
     name = "blk.1.ffn_down_exps.weight"
     expected = of_seen["layers.1.intermediate_moments"] * np.array(rows, np.float32)[:, None]

@@ -1,5 +1,8 @@
-"""tools/check/check_ptxas.py over planted kernels that this machine's nvcc and ptxas compile: for every target a spill, for
-Hopper a serialized wgmma, for Blackwell products of another format, each of which must fail, and their good twins."""
+"""tools/check/check_ptxas.py over planted kernels that this machine's nvcc and ptxas compile.
+
+For every target a spill, for Hopper a serialized wgmma, for Blackwell products of another format: each must fail, and
+the same kernel without the fault must pass.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def words(path: str, text: str) -> list[str]:
         ("src/core/a.h", "Widened widen(x);  // dequantizes\n", ["widen", "widen"]),
         ("src/backend/sm90/a.cuh", "const int unit = read_eight(p);\n", ["unit", "eight"]),
         ("python/nvfp4_moe/a.py", '"""Of every line."""\nteam = 1\n', ["line", "team"]),
-        # Names of other things, sentences that use a word in its plain sense, and rooms where it means something else.
+        # Names of other things, sentences that use a word in its plain sense, and folders in which it means something
+        # else.
         ("src/core/a.h", "// On the command line; a cache line; std::getline(file, text);\n", []),
         ("src/core/a.h", "// eight lanes read the weights inline\nint underline_online = 0;\n", []),
         ("src/core/a.h", '#include "core/line.h"\n', []),

@@ -1,4 +1,4 @@
-"""A build without CUDA on a machine with a GPU says so: when it is imported, in describe() and in the report of engines."""
+"""A build without CUDA on a machine with a GPU warns on import, in describe() and in the report of engines."""
 
 import importlib.metadata
 import json

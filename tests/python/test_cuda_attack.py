@@ -1,7 +1,7 @@
-"""Bad days on a GPU: no memory, a lost context, weights replaced under running streams, a neighbour that is killed.
+"""Failures on a GPU: no memory, a lost context, weights replaced under running streams, a neighbour that is killed.
 
-Each ends in an error or in right numbers, never in a hang: what may hang runs in a process of its own with a time limit.
-Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
+Each ends in an error or in right numbers, never in a hang: code that may hang runs in a process of its own with a time
+limit. Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def on_gpu(tokens):
 
 
 def run_apart(script: str) -> subprocess.CompletedProcess[str]:
-    """The script after PROLOGUE in a process of its own; TimeoutExpired where it hangs."""
+    """Runs the script after PROLOGUE in a process of its own; TimeoutExpired if it hangs."""
     command = [sys.executable, "-c", PROLOGUE + script]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
@@ -217,7 +217,8 @@ def neighbour(seed: int, runs: int) -> subprocess.Popen[str]:
 
 
 def test_two_processes_on_one_gpu_and_one_of_them_killed(attacked: Callable[..., None]) -> None:
-    """Both have their own numbers; the one that is killed in the middle takes nothing from the other, or from the GPU."""
+    """Each process gets its own numbers. The one that is killed in the middle takes nothing from the other, or from the
+    GPU."""
     free_before = free_bytes()
     first, second, doomed = neighbour(0, 500), neighbour(1, 500), neighbour(2, 1 << 30)
     try:

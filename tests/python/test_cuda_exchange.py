@@ -1,4 +1,5 @@
-"""A layer over an exchange with NCCL on a GPU: a world of one rank, eager and captured, against the layer alone.
+"""A layer over an exchange with NCCL on a GPU: a world of one rank, eager and captured, against the layer without
+exchange.
 
 Needs torch with CUDA (which brings NCCL), a GPU, and a build with the CUDA backends: skipped by name elsewhere.
 """

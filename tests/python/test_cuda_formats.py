@@ -1,7 +1,7 @@
-"""The format functions and their torch ops on a GPU's tensors: bit for bit what the host's functions give, in the current
-stream, and captured in graphs.
+"""The format functions and their torch ops on a GPU's tensors: the bits of the host's functions, eager and in graphs.
 
-Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
+They run in the current stream. Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name
+elsewhere.
 """
 
 from __future__ import annotations

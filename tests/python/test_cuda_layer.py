@@ -1,7 +1,7 @@
 """A layer on a GPU from torch: eager, in streams, captured in torch.cuda.graph and replayed; against the CPU's layer.
 
-Every backend that the GPU has, W4A4, W4A16 and W4A8 in E4M3. Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped
-by name elsewhere.
+Every backend that the GPU has, W4A4, W4A16 and W4A8 in E4M3. Needs torch with CUDA, a GPU, and a build with the CUDA
+backends: skipped by name elsewhere.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def few_bits(backend: str, activation_format: str, k: int) -> float:
-    """What sums of Hopper's FP8 tensor cores may be off by, over the rms of a sum: 13 bits of sum |p|, which is 2 / pi sqrt(k)
-    times that for products of random sign (docs/explanation/numerics.md, section 7)."""
+    """The possible error of sums of Hopper's FP8 tensor cores, over the rms of a sum: 13 bits of sum |p|, which is 2 /
+    pi sqrt(k) times that rms for products of random sign (docs/explanation/numerics.md, section 7)."""
     return 2.0**-13 * 2 / math.pi * k**0.5 if (backend, activation_format) == ("sm90", "fp8") else 0.0
 
 
-# The limits of a whole layer, for a batch (docs/explanation/numerics.md, section 8); most of those of quantized activations is room for
-# codes that flip and, under fp8, for the few bits that Hopper's FP8 tensor cores add with.
+# The limits of a whole layer, for a batch (docs/explanation/numerics.md, section 8). Most of the limit of quantized
+# activations is room for codes that flip and, under fp8, for the few bits that Hopper's FP8 tensor cores add with.
 LIMIT = {"nvfp4": 1.5e-2, "bf16": 4.1e-3, "fp8": 2.5e-2}
 
 
@@ -218,7 +218,8 @@ def test_what_is_not_here_is_named() -> None:
 
 
 def test_expert_biases(backend: str, activation_format: str) -> None:
-    """gpt-oss' kind of layer: biases as tensors of the GPU, added once, kept, replaced with their expert, and in a graph."""
+    """A layer like gpt-oss': biases as tensors of the GPU, added once, kept, replaced with their expert, and in a
+    graph."""
     options = dict(activation="swiglu_oai", swiglu_limit=7.0, expert_biases=True)
     w, g = weights(), torch.Generator().manual_seed(3)
     biases = tuple(2 * torch.randn(EXPERTS, size, generator=g) for size in (INTER, INTER, HIDDEN))

@@ -1,9 +1,9 @@
 """Torch memory of layers on a GPU: workspaces sized for the run, graphs that share one, and all of it freed.
 
-An engine's stack: hidden 7168, intermediate 2048, top-8, few experts. Needs torch with CUDA, a GPU with some room, and a
-build with the CUDA backends: skipped by name elsewhere.
+An engine's stack: hidden 7168, intermediate 2048, top-8, few experts. Needs torch with CUDA, a GPU with some room, and
+a build with the CUDA backends: skipped by name elsewhere.
 
-Long because that stack, made once, serves all of it.
+Long because that stack, made once, serves all tests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from layers import on_threads
 EXPERTS, TOP_K, HIDDEN, INTER, MAX_TOKENS, LAYERS = 8, 8, 7168, 2048, 8192, 2
 SIZES = [1, 2, 4, *range(16, 513, 16)]  # 35, as engines capture them
 BLOCK = 512  # what torch's allocator rounds a tensor to
-SEGMENT = 20 << 20  # what it asks the driver for where a tensor takes less than 10 MiB
+SEGMENT = 20 << 20  # it asks the driver for this many bytes if a tensor takes less than 10 MiB
 
 NEEDED = 8 << 30
 
@@ -97,7 +97,7 @@ def settle() -> None:
 
 @pytest.fixture(scope="module")
 def first_graph() -> torch.cuda.CUDAGraph:
-    """A graph that lives beside all others: torch takes some bytes for the first that does."""
+    """A graph that lives as long as all others: torch allocates some bytes for the first one."""
     counter = torch.zeros(1, device="cuda")
     return captured(lambda: counter.add_(1))[0]
 
@@ -298,7 +298,7 @@ def test_a_stream_that_is_given_gets_the_memory(stack: list[nv.MoeLayer]) -> Non
         assert torch.equal(out, expected)
     assert allocated() - before == rounded(layer.workspace_bytes(256), BLOCK) + rounded(out.nbytes, BLOCK)
 
-    def run() -> None:  # in a capture too, where torch's current stream is another of the capture's
+    def run() -> None:  # in a capture too, when torch's current stream is another of the capture's
         stream.wait_stream(torch.cuda.current_stream())
         layer.run(*inputs.of(256), out=inputs.out[:256], stream=stream)
         torch.cuda.current_stream().wait_stream(stream)

@@ -1,7 +1,8 @@
-"""Two processes with a GPU each: the bits of one, and every way to fail, of which the rank that is left names the cause.
+"""Two processes with a GPU each: they give the bits of one rank, and after every failure the other rank names the
+cause.
 
 Each test starts tests/python/rank_process.py twice and checks how it ended. Needs two GPUs, torch with CUDA and a build
-with the CUDA backends, and is skipped by name elsewhere; but for the way "host", by which the same ranks run on the CPU.
+with the CUDA backends, and is skipped by name elsewhere. The way "host" runs the same ranks on the CPU.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ GPU_WAYS = ("nccl", "peers")
 
 
 def there(way: str) -> str:
-    """The way, where this machine and this version have it."""
+    """Returns the way if this machine and this version have it, else skips the test."""
     if way == "host" and not why_not():
         pytest.skip("the host's ranks run where there is no GPU, whose time is dear")
     if way != "host" and NO_GPUS:
@@ -51,7 +52,7 @@ def gpu_way(request: pytest.FixtureRequest) -> str:
 
 
 class Ranks:
-    """Two processes of a scenario. Whatever happens, they are gone at the end of the scope."""
+    """Two processes of a scenario. They are gone at the end of the scope, even after an error."""
 
     def __init__(self, what: str, out: Path, way: str, limit: float = 150, script: Path = RANK) -> None:
         self.out, self.limit = out, limit

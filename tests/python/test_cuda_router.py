@@ -1,7 +1,7 @@
-"""select_experts, router_gemm and their torch ops on a GPU's tensors: bit for bit what the host gives, for every scoring, dtype
-and token count, in any stream, and captured in graphs.
+"""select_experts, router_gemm and their torch ops on a GPU's tensors: the bits of the host's functions.
 
-Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
+For every scoring, dtype and token count, in any stream, and captured in graphs. Needs torch with CUDA, a GPU, and a
+build with the CUDA backends: skipped by name elsewhere.
 """
 
 from __future__ import annotations

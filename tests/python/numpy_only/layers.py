@@ -106,7 +106,7 @@ def from_bf16(bits: np.ndarray) -> np.ndarray:
 
 
 def aligned(size: int, offset: int = 0) -> np.ndarray:
-    """uint8 (size,) that lies `offset` bytes behind a multiple of 256."""
+    """uint8 (size,) whose address is `offset` bytes after a multiple of 256."""
     array = np.empty(size + 512, np.uint8)
     begin = -array.ctypes.data % 256 + offset
     return array[begin : begin + size]

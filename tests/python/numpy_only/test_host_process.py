@@ -20,7 +20,7 @@ HERE = os.path.dirname(__file__)
 
 
 def in_child(body: Callable[[], bool]) -> int:
-    """The status of a forked child: 0 if body holds there; SIGALRM's number where it hangs."""
+    """Returns the status of a forked child: 0 if body is true there; SIGALRM's number if it hangs."""
     child = os.fork()
     if child == 0:
         signal.alarm(30)
@@ -68,7 +68,7 @@ def test_a_forked_child_runs_changes_and_opens_layers_whatever_the_parents_threa
 
     def work() -> bool:
         right = np.array_equal(one.run(*inputs), expected)
-        one.replace_expert(0, **expert_of(weights(), 1))  # Busy where the parent's runs counted
+        one.replace_expert(0, **expert_of(weights(), 1))  # Busy if it counted the parent's runs
         changed = not np.array_equal(one.run(*inputs), expected)
         own = layer()
         threads = len(os.listdir("/proc/self/task"))
@@ -113,8 +113,8 @@ sys.path.insert(0, {HERE!r})
 import numpy as np, nvfp4_moe as nv
 from layers import batch, layer
 """
-# Calls work() and is interrupted after 0.3 s. Says how long that took to come out. What runs in a shell's background
-# inherits that Ctrl-C is ignored, which Python then leaves so.
+# Calls work(), interrupts it after 0.3 s and prints how long it took to stop. A background process of a shell inherits
+# that Ctrl-C is ignored, and Python then keeps that, so the handler is set here.
 INTERRUPT = """
 signal.signal(signal.SIGINT, signal.default_int_handler)
 def interrupt():
@@ -142,7 +142,7 @@ def program(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-# What sets work, by the call that Ctrl-C has to end.
+# Definitions of work, by the call that Ctrl-C has to end.
 CALLS = {
     "opening from floats": f"""
 experts, hidden, inner = 1500, 1024, 1024

@@ -237,7 +237,7 @@ HIDDEN_STATES, IDS, ROUTER_WEIGHTS = batch(4)
 LOCKED = np.zeros_like(HIDDEN_STATES)
 LOCKED.setflags(write=False)
 FLOATS = "bfloat16, float16 or float32 on cpu, contiguous, got"
-# An argument of run in place of one of batch(4)'s, and what run says.
+# An argument of run instead of the one of batch(4), and the error of run.
 WRONG_CALLS = [
     ("hidden", HIDDEN_STATES[:, :32].copy(), f"hidden: expected (4, 64) {FLOATS} (4, 32)"),
     ("hidden", HIDDEN_STATES[0], f"hidden: expected (tokens, 64) {FLOATS} (64,)"),
@@ -296,7 +296,7 @@ NEGATIVE = W["gate"][1].copy()
 NEGATIVE[4, 2, 1] |= 0x80
 STATIC = {"chosen": config(activation_scale="static", static_headroom=2.0**20), "input_scale": (1e33, 1.0)}
 NO_LIMIT = config(activation="swiglu_clamped", swiglu_limit=1e19, intermediate_scale="fixed")
-# What a layer is opened with, and what that raises.
+# Arguments of a layer's opening, and the error that they raise.
 WRONG_OPENINGS = [
     ({"gate": W["gate"][0]}, r"gate: expected \(codes, scales, tensor_scale\), got ndarray"),
     ({"up": W["down"]}, r"up codes: expected \(E, 48, 32\) uint8 on cpu.*, got \(6, 64, 24\) uint8"),
@@ -361,7 +361,7 @@ def test_ten_thousand_layers_leave_nothing_behind():
         for _ in range(count):
             opened(w, chosen, max_tokens=4).run(*inputs)
 
-    keep = layer()  # so that threads and workspace are not made anew ten thousand times
+    keep = layer()  # so that threads and workspace are not created again ten thousand times
     make(500)
     before = resident_bytes()
     make(10_000)
@@ -385,7 +385,7 @@ def test_silu_mul_quantize_is_its_parts():
 
     h = gate / (1 + np.exp(-gate)) * up * router[:, None]
     codes, scales, row_scales = nv.swiglu_quantize(gate_up, row_weights=router)
-    # Where fp32's last bits round to another bf16, codes may differ: hardly ever, and never by more than bf16's step.
+    # Codes may differ if fp32's last bits round to another bf16: rarely, and never by more than bf16's step.
     expected = nv.quantize(from_bf16(bf16(h)), mode="dynamic_token")
     assert np.array_equal(row_scales, expected[2]) and np.array_equal(scales, expected[1])
     assert np.count_nonzero(codes != expected[0]) <= 1

@@ -1,4 +1,5 @@
-"""Checkpoints that leave open how they are to be read, against a float64 oracle of what their files mean. NumPy only."""
+"""Checkpoints that can be read in more than one way, against a float64 oracle of the meaning of their files. NumPy
+only."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ def test_experts_in_floats_load_whatever_else_is_quantized(floats, quantization,
 
 
 def test_what_cannot_be_computed_is_refused_when_it_is_opened(compressed):
-    """What is understood of rotations and expressions: tests/checkpoint, Quantization and ModuleRegex."""
+    """tests/checkpoint tests the rotations and expressions that are understood: Quantization and ModuleRegex."""
     rotation = {"location": "input", "targets": ["re:.*down_proj$"]}
     transforms = {"config_groups": {"R": {"type": "hadamard", "apply": [rotation]}}}
     for config, words in (

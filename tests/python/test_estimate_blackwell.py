@@ -43,7 +43,7 @@ def test_the_loop_over_k_is_the_shortest_with_all_products():
     loop = sass_loops.loop_over_k(LISTING, "OMMA")
     assert loop == {
         "instructions": 6,
-        "clocks_of_one_warp": 5 + 4,  # of the two that say so
+        "clocks_of_one_warp": 5 + 4,  # of the two instructions that have them
         "products": 2,
         "before_first_load": 2,
         "families": {"OMMA": 2, "BRA": 2, "LDS": 1, "LDSM": 1},
@@ -113,7 +113,8 @@ def test_the_page_has_the_tables_of_the_record(result):
 
 
 def test_plans_of_this_tree_are_those_of_the_record(result):
-    """Where the program is built: configurations that change are estimated anew."""
+    """If the program is built, estimates again and compares with the record, so that changed configurations are
+    found."""
     program = next((path for path in ROOT.glob("build/*/bench/bench_blackwell_plans")), None)
     if program is None:
         pytest.skip("no bench_blackwell_plans under build")

@@ -1,5 +1,7 @@
-"""examples/python/layer_from_checkpoint.py from end to end: its picture, its messages, and its numbers against the oracle
-of the contract (moe_reference.py)."""
+"""examples/python/layer_from_checkpoint.py from end to end: its picture, its messages, and its numbers.
+
+The oracle of the contract (moe_reference.py) checks the numbers.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def table(text: str) -> dict[tuple[str, str], dict[str, float]]:
 
 
 def picture(path: Path) -> np.ndarray:
-    """(height, width, 3 or 4) of a PNG whose header says the same."""
+    """Reads a PNG as (height, width, 3 or 4), and checks that its header has the same size."""
     raw = path.read_bytes()
     assert raw[:8] == b"\x89PNG\r\n\x1a\n" and raw[12:16] == b"IHDR" and raw[-8:-4] == b"IEND"
     width, height = struct.unpack(">II", raw[16:24])
@@ -148,7 +150,7 @@ def test_its_numbers_are_the_oracle_s(checkpoint, tmp_path, layer, first, count)
         # Intervals, so the numbers printed to four digits may exceed them by half of the last.
         assert printed[form, "reference"]["relative L2"] <= room * 1.0005
         assert printed[form, "reference"]["equal bits"] > 90
-        # By the triangle inequality, room being relative to a norm that the error makes at most 1.5 times the truth's; the
+        # By the triangle inequality. room is relative to a norm that the error makes at most 1.5 times the truth's. The
         # script's float32 sums err by far less than its four digits show.
         error = expected[form, "original weights"]
         assert abs(printed[form, "original weights"]["relative L2"] - error) <= 1e-3 * error + room * 1.5

@@ -1,4 +1,5 @@
-"""bench/exchange_baseline.py on trial: two processes over gloo, whose sums it checks itself, and bytes that are counted by hand."""
+"""Tests of bench/exchange_baseline.py: two processes over gloo, whose sums it checks itself, and bytes counted by
+hand."""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ def test_ranks_of_any_placement_add_up_to_the_layer(places):
 
 
 def test_ranks_with_few_experts_or_none():
-    """Ids that name no expert add nothing under a lookup; fewer local experts than top_k; room for an expert that no id names."""
+    """Ids that name no expert add nothing under a lookup; fewer local experts than top_k; room for an expert that no id
+    names."""
     hidden, ids, weights = inputs()
     (rank,) = ranks_of([[4, 1]])
     for bad in (-1, -7, E, E + 100):
@@ -301,7 +302,7 @@ def test_why_a_layer_or_a_slice_is_refused(monkeypatch):
     )
     assert fused.why_slice_refused(64, 2, 16, "") is None
     assert fused.why_slice_refused(56, 1, 16, "") is None, "no rank would help"
-    # Kernels that engines go before are taken only where the user insists.
+    # The kernels of LEFT_TO_ENGINES are used only if the user insists.
     monkeypatch.setattr(fused, "explain", lambda options, device: [{"chosen": True, "backend": device}])
     auto, one = ([fused.why_refused(sizes, g, fused.Settings(m)) for g in fused.LEFT_TO_ENGINES] for m in ("auto", "1"))
     assert "the plain kernels" in auto[0] and all("no GPU of its kind" in why for why in auto[1:]) and not any(one)
@@ -325,7 +326,7 @@ def test_what_a_load_tells():
     assert lines[0].startswith("layers.0: <MoeLayer 64x48")
     assert lines[-1].endswith(f"{9 * experts.packed_bytes:,} bytes, 4.5 s")
     first = list(lines)
-    assert load() and lines == first  # a reload counts anew
+    assert load() and lines == first  # a reload starts the count again
     log.plan()  # of another model
     log.packed("other", experts, 0.5)
     assert lines[-1].startswith("other: <MoeLayer")

@@ -1,4 +1,5 @@
-"""Fused parameters with biases, with rows of gate and up in turn, and without a gate, to the layer of the same experts apart."""
+"""Fused parameters with biases, with interleaved rows of gate and up, and without a gate, against a layer of separate
+experts."""
 
 from __future__ import annotations
 
@@ -81,10 +82,10 @@ def test_experts_without_a_gate_have_one_matrix_in_w13():
 
 
 def test_biases_of_slices_count_once_where_one_rank_has_down_s():
-    """Two slices whose down biases are on the first rank alone: what they give is the sum of the whole layer's two halves."""
+    """Two slices, with down biases only on the first rank: their sum is the sum of the whole layer's two halves."""
     added = biases()
     given, batch = parameters(), inputs()
-    # Of one expert a token, so that a rank's result is one rounded row.
+    # One expert per token, so that a rank's result is one rounded row.
     batch = (batch[0], batch[1][:, :1].contiguous(), torch.ones(len(batch[0]), 1))
     total = torch.zeros(len(batch[0]), H)
     for rank, columns in enumerate((slice(0, 16), slice(16, INNER))):

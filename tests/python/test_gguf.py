@@ -1,4 +1,4 @@
-"""GGUF files written by the gguf package are loaded to the values that the gguf package says they hold."""
+"""GGUF files written by the gguf package load to the values that the gguf package decodes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_without_tensor_scales_they_are_one(tmp_path, count):
 
 @pytest.mark.parametrize("kind", FP4, ids=lambda kind: kind.name)
 def test_slices_are_parts_of_the_whole(kind, tmp_path, count):
-    """Of blocks of 64 and 32 elements, slices begin and end anywhere on 16."""
+    """Slices of blocks of 64 and 32 elements begin and end at any multiple of 16."""
     model = Model(kind=kind)
     path = model.write(tmp_path / "model.gguf")
     wrong = total = 0
@@ -239,7 +239,8 @@ OTHERS = [
 
 @pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.name)
 def test_other_types_are_refused_by_name(kind, tmp_path):
-    """Every type of the gguf package has a size here: else the tensors behind it would lie elsewhere."""
+    """Every type of the gguf package has a size here. Without one, later tensors would be read from the wrong
+    offset."""
     model = Model()
     rng = np.random.default_rng(1)
     for p in PROJECTIONS:

@@ -1,5 +1,8 @@
-"""gpt-oss: its MoE as published (MXFP4, biases, gate and up in alternate rows), in floats and in GGUF, loaded as it is, against
-transformers' own experts in float64 on weights that transformers' own decoder gives."""
+"""gpt-oss: its MoE as published (MXFP4, biases, gate and up in alternate rows), in floats and in GGUF, loaded
+unchanged.
+
+transformers' own experts in float64, on weights from transformers' own decoder, are the oracle.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ PREFIX = "model.layers.0.mlp.experts."
 
 
 def stacks(seed: int) -> dict[str, torch.Tensor]:
-    """Tensors of the published names under `experts.`: sums of order 1 and biases of order 3, so that each bias counts and the
-    limit of 7 is reached by some."""
+    """Tensors of the published names under `experts.`. Sums are of order 1 and biases of order 3, so that each bias
+    counts and some values reach the limit of 7."""
     g = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, rows, cols in (("gate_up_proj", 2 * INTERMEDIATE, HIDDEN), ("down_proj", HIDDEN, INTERMEDIATE)):
@@ -115,7 +118,7 @@ def test_other_activations_agree_with_the_reference(published, batch, activation
 
 
 def test_the_bytes_of_each_expert(published):
-    """Row 2 i of gate_up_proj is gate's i, row 2 i + 1 up's, of codes and biases alike."""
+    """Row 2 i of gate_up_proj is gate's i, row 2 i + 1 up's, in codes and in biases."""
     loaded, tensors = nv.Checkpoint(str(published)), stacks(1)
     for e in (0, EXPERTS - 1):
         expert = loaded.expert(0, e)
@@ -202,7 +205,8 @@ def test_quantize_refuses_it(twin, tmp_path):
 
 @pytest.mark.parametrize("published_form", [False, True])
 def test_transformers_loads_it(tmp_path, published_form):
-    """from_pretrained of floats and of MXFP4 as published, through the adapter: transformers' own experts judge each call."""
+    """from_pretrained of floats and of MXFP4 as published, through the adapter: transformers' own experts judge each
+    call."""
     pytest.importorskip("transformers")
     import model_judge as judge
     import nvfp4_moe.transformers as adapter

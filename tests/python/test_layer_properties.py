@@ -1,8 +1,8 @@
 """Layers through the Python surface against the oracle of the contract (moe_reference.py), every named choice.
 
 Random small layers on both host backends: the reference must give the oracle's bits, the cpu backend a value inside the
-interval that the bound of one GEMM element leaves. Then the judge is on trial: layers with one thing wrong, which have to
-fall outside.
+interval that the bound of one GEMM element leaves. Then the judge itself is tested: layers with one fault must be
+outside.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def layer(seed: int, choices: dict, **build_choices) -> Case:
 
 
 def matrix(name: str, part: int, change):
-    """One array of one matrix changed; part 0: codes, 1: scales, 2: tensor scales. change(array, an expert that is used)."""
+    """Changes one array of one matrix. part 0: codes, 1: scales, 2: tensor scales. change(array, the id of a used
+    expert)."""
 
     def plant(case: Case) -> Case:
         arrays = list(getattr(case.weights, name))
@@ -156,7 +157,7 @@ def changed(**changes):
 
 
 def at(index, change):
-    """One element of an array; index: behind the expert's."""
+    """Changes one element of an array. index: the indices after the expert's."""
 
     def apply(array, used):
         where = (used, *index)

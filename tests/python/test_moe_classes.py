@@ -1,5 +1,8 @@
-"""transformers' mixture-of-experts classes: docs/moe-classes.json says of each what becomes of it, the table of
-docs/reference/checkpoints.md is made of that record, and every row is judged anew (a handful in the quick tier)."""
+"""transformers' mixture-of-experts classes: docs/moe-classes.json records the result of each.
+
+The table of docs/reference/checkpoints.md is made from that record, and every row is judged again (a handful in the
+quick tier).
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,8 @@ def judged(tmp_path_factory):
 
 
 def test_the_judge_allows_the_layer_and_little_else(judged):
-    """The bound is a few roundings of h wide: an output whose h was never rounded is within it, a row one percent larger is not."""
+    """The bound is a few roundings of h wide: an output whose h was never rounded is within it, a row one percent
+    larger is not."""
     _, twin, batch, out, _ = judged
     own.check_output(out, twin, batch, "as it is")
     own.check_output(own.call(twin, batch), twin, batch, "float64")

@@ -1,6 +1,8 @@
-"""Nemotron-H: experts of two matrices (relu2, no gate), of the model's width or behind a latent projection, in floats, NVFP4 and
-ModelOpt's mixed precision, against transformers' own block in float64 on the weights that the files hold, at equal router
-decisions. Whole models of both kinds: test_transformers_models.py, test_transformers_enable.py."""
+"""Nemotron-H: experts of two matrices (relu2, no gate), of the model's width or after a latent projection.
+
+In floats, NVFP4 and ModelOpt's mixed precision, against transformers' own block in float64 on the weights of the files,
+at equal router decisions. Whole models of both kinds: test_transformers_models.py, test_transformers_enable.py.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,7 @@ def hidden():
 
 @pytest.fixture(scope="module")
 def batch(made, hidden):
-    """What the routed experts get (T, their width), and the router's decisions, of transformers' own modules."""
+    """The inputs of the routed experts (T, their width), and the router's decisions, from transformers' own modules."""
     block = made[1]
     with torch.no_grad():
         _, weights, ids = block.gate(hidden)
@@ -118,7 +120,7 @@ def test_quantized_experts_compute_what_transformers_does(made, hidden, batch, b
     config = layer.config
     assert (config.activation, config.swiglu_limit, config.router_weight) == ("relu2", None, "after_down")
     assert (config.hidden_size, config.intermediate_size) == (latent or HIDDEN, INTERMEDIATE)
-    assert config.shared_intermediate_size == 0  # in floats beside NVFP4, or of another width: the caller's
+    assert config.shared_intermediate_size == 0  # a shared expert in floats, or of another width, stays with the caller
     twin = twin_of(block, directory)
     x, ids, weights = batch
     with torch.no_grad():

@@ -1,7 +1,8 @@
-"""Checkpoints written by nvidia-modelopt's and compressed-tensors' own export code load, decode to the producers' own
-values, and verify; one that quantize writes is read back to the same values by the producers' own readers. The exports run
-here, from transformers models with random weights (tests/vectors/make_checkpoint_vectors.py); the Qwen3-MoE ones are also
-committed under tests/vectors, for hosts without the producers.
+"""Checkpoints written by nvidia-modelopt's and compressed-tensors' own export code load, decode and verify.
+
+They decode to the producers' own values, and the producers' own readers read the same values from one that quantize
+writes. The exports run here, from transformers models with random weights (tests/vectors/make_checkpoint_vectors.py).
+The Qwen3-MoE ones are also committed under tests/vectors, for hosts without the producers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from checkpoints import experts, raw, same_values
 VECTORS = Path(__file__).resolve().parents[2] / "tests" / "vectors"
 PRODUCERS = ("modelopt", "compressed_tensors")
 FAMILIES = ("qwen3_moe", "mixtral", "deepseek_v3")
-NAMES = {"qwen3_moe": "qwen"}  # family in nvfp4_moe's words, where it differs
+NAMES = {"qwen3_moe": "qwen"}  # the family's name in nvfp4_moe, if it differs
 CASES = [(family, producer) for family in FAMILIES for producer in PRODUCERS]
 PARTS = ("gate", "up", "down")
 WRITTEN = "written"  # by quantize, from the Qwen3-MoE model
@@ -63,7 +64,7 @@ def test_committed_checkpoints_are_what_the_producers_write(made, producer):
 
 @pytest.mark.parametrize("producer", PRODUCERS)
 def test_committed_checkpoints_load(producer):
-    """Needs none of the producers: the committed bytes alone."""
+    """Needs no producer, only the committed bytes."""
     check_inspect(VECTORS / f"{producer}_qwen3_moe", "qwen3_moe", producer)
     for expert, _, _ in experts(VECTORS / f"{producer}_qwen3_moe"):
         for part in PARTS:
@@ -94,7 +95,7 @@ def test_loads_without_errors(made, family, producer):
 
 @pytest.mark.parametrize("family", [*FAMILIES, WRITTEN])
 def test_decoded_weights_are_modelopts(checkpoint_of, family):
-    """NVFP4QTensor.dequantize in double, where nothing rounds, rounded once to float32."""
+    """NVFP4QTensor.dequantize in double, which rounds nothing, then one rounding to float32."""
     import torch
     from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
@@ -121,8 +122,8 @@ def test_decoded_weights_are_modelopts(checkpoint_of, family):
 
 @pytest.mark.parametrize("family", [*FAMILIES, WRITTEN])
 def test_decoded_weights_are_compressed_tensors(checkpoint_of, family, count):
-    """Its files hold G, the reciprocal; a reader multiplies with s = float32(1/G). Its own dequantize with v*s for scale
-    gives our bits; with v/G, as its decompress has it, the two differ by the roundings of 1/G and v/G only."""
+    """Its files hold G, the reciprocal; a reader multiplies with s = float32(1/G). Its own dequantize with v*s as the
+    scale gives our bits. With v/G, as in its decompress, the two differ only by the roundings of 1/G and v/G."""
     import torch
     from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
@@ -203,7 +204,8 @@ def test_verify_passes_on_the_committed_checkpoints(tool, producer):
 
 @pytest.mark.parametrize("producer", PRODUCERS)
 def test_codes_are_the_quantizers(written, producer):
-    """gate and up share the tensor scale of the larger amax; codes and scales are quantize's, of the original weights."""
+    """gate and up share the tensor scale of the larger amax. Codes and scales are those of quantize for the original
+    weights."""
     original, directories = written
     weights = raw(original)
     for expert, _, _ in experts(directories[producer]):

@@ -193,7 +193,7 @@ def test_transformers_speed():
             check(ratio, b / a if kind == "time" else a / b)
 
 
-# ---- docs/benchmarks.md and docs/explanation/numerics.md: whole tables, and what the pages say of them
+# ---- docs/benchmarks.md and docs/explanation/numerics.md: whole tables, and the sentences about them
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_a_process_that_is_gone_is_named_by_all_others(tmp_path, what, timeout):
     for rank in (0, 2):
         assert messages[rank] is not None and messages[rank].startswith("IoError: exchange: "), messages
         assert "no word from rank 1" in messages[rank], messages
-        if what == "killed":  # by polling its process, whatever gloo reports
+        if what == "killed":  # detected by polling its process, independently of gloo's report
             assert "exchange: expected rank 1, got none: it has left" in messages[rank], messages
     assert took < timeout + 40
     if what == "stopped":  # after all had waited for rank 1 to open, which took longer; a run does not

@@ -249,7 +249,7 @@ def test_a_stack_of_layers_is_one_graph():
 
 @pytest.mark.long
 def test_inductor_compiles_layers_and_routers(layer):
-    # Inductor may keep fp32 where eager rounds to bf16; in fp32 there is nothing to keep.
+    # Inductor may keep fp32 when eager code rounds to bf16. Inputs in fp32 have no such rounding.
     x = inputs(5, torch.float32)
     assert torch.equal(torch.compile(block_out, fullgraph=True)(*x, layer.handle), block_out(*x, layer.handle))
     compiled = torch.compile(routed_block, fullgraph=True, dynamic=True)
@@ -303,7 +303,7 @@ def test_torch_tensors_are_judged_as_torch_calls_them(layer):
         assert torch.equal(layer.run(parameter, ids, router_weights), layer.run(parameter.data, ids, router_weights))
 
 
-# ---- what a call costs beside the layer's own work
+# ---- the cost of a call in addition to the layer's own work
 
 
 def median_us(call, repeats: int = 3000) -> float:

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def quantized(weights):
-    """oracle matrices (codes, scales, tensor scale) of float weights (E, rows, K), by the library's quantizer of weights."""
+    """Returns oracle matrices (codes, scales, tensor scale) of float weights (E, rows, K), by the library's quantizer
+    of weights."""
     parts = [nv.quantize(weight.float()) for weight in weights]
     codes, scales = (torch.stack([part[index] for part in parts]) for index in (0, 1))
     return codes, scales, torch.tensor([part[2] for part in parts], dtype=torch.float32)
@@ -75,7 +76,7 @@ def test_what_it_says_and_frees():
 
 
 def test_its_peak_is_one_layer_more(monkeypatch):
-    """Whenever a layer is packed, the weights of those before it are gone; and torch allocates less than a layer has."""
+    """When a layer is packed, the weights of earlier layers are gone, and torch allocates less than a layer has."""
     model = fresh("qwen3_moe", num_hidden_layers=3, num_experts=16)
     stacks = [weakref.ref(layer.mlp.experts.gate_up_proj) for layer in model.model.layers]
     bytes_of_layer = sum(p.numel() * p.element_size() for p in model.model.layers[0].mlp.experts.parameters())
@@ -147,7 +148,7 @@ def test_a_dropped_model_is_freed_at_once():
 
 
 def test_weights_and_biases_move_bit_for_bit():
-    """What moving to another device does, here to the same one."""
+    """Does what a move to another device does, here to the same one."""
     model = fresh("deepseek_v4", torch.float32)
     adapter.enable(model, max_tokens=7)
     want = logits(model)

@@ -124,7 +124,8 @@ def test_a_truncated_shard(directory):
 
 
 def test_an_activation_that_the_class_computes_otherwise(directory, monkeypatch):
-    """transformers' class and the checkpoint's layer must mean the same, whatever both are called."""
+    """transformers' class and the checkpoint's layer must compute the same activation, independently of the two
+    names."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
     def clamped(self, gate_up):
@@ -185,7 +186,7 @@ def test_device_maps_that_are_taken():
 
 
 def test_device_maps_that_are_refused(monkeypatch):
-    """What offloads; and several GPUs, which accelerate would balance without the experts."""
+    """Maps that offload, and several GPUs, which accelerate would balance without counting the experts."""
     for device_map, says in (
         ({"model": "cuda:0", "lm_head": "cpu"}, "got cpu, cuda:0"),
         ({"model": 0, "lm_head": "disk"}, "got cuda:0, disk"),
@@ -221,7 +222,8 @@ def test_ranks_are_refused(directory):
 
 
 def test_moving_a_model(made):
-    """To a device without kernels: refused. A cast changes nothing of what is packed. To another device: opened anew."""
+    """A move to a device without kernels is refused. A cast leaves packed weights unchanged. A move to another device
+    opens the layer again."""
     moved = load(made / "quantized")
     want, handle = logits(moved), moved.model.layers[0].mlp.experts.handle
     with pytest.raises(nv.Unsupported, match="device: expected cpu or cuda, got meta"):

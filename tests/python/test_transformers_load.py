@@ -28,7 +28,8 @@ def nbytes(tensors):
 
 
 def test_experts_are_never_torchs(tmp_path, monkeypatch):
-    """transformers reads the other tensors, each once; torch allocates no more than they take; the model holds no more."""
+    """transformers reads the other tensors, each once; torch allocates no more than they take; the model holds no
+    more."""
     from transformers import core_model_loading
 
     original, directory = tmp_path / "original", tmp_path / "quantized"
@@ -100,7 +101,7 @@ def test_activation_formats_of_experts_and_linears(checkpoint, activation_format
 
 @pytest.mark.parametrize(("algorithm", "expected"), [("NVFP4", "int8_block"), ("W4A16_NVFP4", "bf16")])
 def test_experts_run_in_what_the_checkpoint_declares_or_more_precisely(checkpoint, caplog, algorithm, expected):
-    """And the log says once why."""
+    """And the log gives the reason once."""
     _, directory = checkpoint()
     tiny.change_config(directory, quantization_config={"quant_method": "modelopt", "quant_algo": algorithm})
     (directory / "hf_quant_config.json").unlink(missing_ok=True)
@@ -166,7 +167,7 @@ def test_experts_that_a_producer_left_in_floats_stay_so(checkpoint, kind):
 
 @pytest.mark.parametrize("leaf", ["scale", "weight_scale_inv"])
 def test_the_fp8_hybrid_of_deepseek_v4(checkpoint, caplog, leaf):
-    """FP8 weights outside the experts become bfloat16, with a line in the log that says so."""
+    """FP8 weights outside the experts become bfloat16, with a line in the log."""
     original, directory = checkpoint("deepseek_v4")
     values = tiny.to_fp8(directory, r"(wq_a|wq_b|wkv|wo_a|wo_b|shared_experts\.w[123])$", leaf=leaf)
     declared = transformers.AutoConfig.from_pretrained(directory).quantization_config
@@ -246,7 +247,7 @@ def test_a_model_without_its_head(checkpoint):
 
 
 def test_a_dense_model(tmp_path):
-    """No experts at all: its NVFP4 linears are taken alike."""
+    """Without any experts its NVFP4 linears are taken too."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)

@@ -21,13 +21,13 @@ from tiny_models import load, logits, paths_of, stock_twin  # noqa: E402
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FORMATS = ("modelopt", "compressed-tensors")
-# Linears that producers quantize beside the experts: attention, shared experts, dense MLPs, the head.
+# Linears that producers quantize in addition to the experts: attention, shared experts, dense MLPs, the head.
 LINEARS = r"(_proj|\.w[123]|wq_a|wq_b|wkv|wo_b|q_a_proj|lm_head|^head)$"
 
 
 def judged(original, directory, stems, run=logits):
-    """Loads a checkpoint and judges it: each packed module by the contract, the model around them by transformers' own class.
-    Every linear of the files' stems is packed, and judged. The paths of experts."""
+    """Loads a checkpoint and judges it: each packed module by the contract, the model around them by transformers' own
+    class. Every linear of the files' stems must be packed, and is judged. Returns the paths of experts."""
     model = load(directory)
     calls, got = judge.judged(model, directory, paths_of(model, stems), run)
     experts = [p for p in calls if isinstance(model.get_submodule(p), adapter.Nvfp4Experts)]
@@ -51,7 +51,7 @@ def test_experts_and_linears_at_equal_router_decisions(kind, output_format, chec
 @pytest.mark.parametrize("producer", ["modelopt", "compressed_tensors"])
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "deepseek_v3"])
 def test_exports_of_real_producers(made, family, producer):
-    """Experts and whatever else they quantize."""
+    """Experts, and everything else that the producers quantize."""
 
     def run(model):
         with torch.no_grad():
@@ -62,12 +62,13 @@ def test_exports_of_real_producers(made, family, producer):
     quantized = {key.rpartition(".")[0] for key in raw(directory) if key.endswith(leaves)}
     stems = {stem for stem in quantized if ".experts." not in stem}
     assert judged(made(family) / "original", directory, stems, run)
-    if producer == "modelopt":  # which leaves out the head and the router alone
+    if producer == "modelopt":  # it leaves out only the head and the router
         assert len(stems) >= 8
 
 
 def test_planted_faults_are_seen(checkpoint):
-    """The files as they were are the judge; the model reads others: one expert's scale doubled, one code of a linear."""
+    """The original files are the judge. The model reads others: one expert's scale doubled, one code of a linear
+    changed."""
     _, directory = checkpoint("qwen3_moe")
     (stem, *_) = tiny.quantize_linears(directory, "layers.1.self_attn.o_proj$", output_format="modelopt")
     truth = directory.with_name("truth")

@@ -47,7 +47,7 @@ def test_a_hub_id(checkpoint, tmp_path):
 
 
 def test_a_hub_id_whose_declaration_is_a_file_of_its_own(checkpoint, tmp_path, monkeypatch):
-    """hf_quant_config.json is asked for, of the same revision and into the same cache, and of float models not at all."""
+    """hf_quant_config.json is requested, in the same revision and into the same cache, but not for float models."""
     from transformers.utils import hub
 
     original, directory = checkpoint()

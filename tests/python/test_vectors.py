@@ -1,4 +1,5 @@
-"""Committed vectors are what their scripts make, if the makers are installed. tests/vectors and tests/layer read them."""
+"""Committed vectors equal the output of their scripts, if the makers are installed. tests/vectors and tests/layer read
+them."""
 
 from __future__ import annotations
 

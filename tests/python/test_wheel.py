@@ -1,8 +1,8 @@
 """The package as a user installs it: sdist, wheel, an environment without torch, types.
 
 The fast tier puts the build tree's module into the wheel of this Python. The long tier makes the wheels of the other
-Pythons that are found, with the build tree's library and bindings of their own, and runs `pip install` of a fresh clone,
-which compiles everything. Both install from the package index.
+Pythons that are found, with the build tree's library and bindings of their own, and runs `pip install` of a fresh
+clone, which compiles everything. Both install from the package index.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ def installed(work, wheel):
 
 
 def run_numpy_only(python: Path) -> None:
-    """The tests of numpy_only/ by that python, which has no torch: none fails, none is skipped. The slowest ones are about
-    the library's own memory and threads, which this run shares with the build tree's."""
+    """Runs the tests of numpy_only/ with that python, which has no torch: none may fail, none may be skipped. The
+    slowest ones are left out: they test the library's own memory and threads, and this build shares those with the
+    build tree's."""
     told = subprocess.run(
         [python, "-c", "import sys, importlib.util as u, nvfp4_moe; print(nvfp4_moe.__file__, u.find_spec('torch'))"],
         capture_output=True, text=True, check=True, cwd=python.parent, env=clean_environment(),
@@ -108,7 +109,8 @@ def run_numpy_only(python: Path) -> None:
 
 
 def test_sdist_holds_what_the_wheel_needs(sdist):
-    """Every file under src, include, python and cmake that the repository has, the build's own files, and nothing else."""
+    """The sdist has every file under src, include, python and cmake that the repository has, the build's own files, and
+    no others."""
     listed = subprocess.run(["tar", "tzf", sdist], capture_output=True, text=True, check=True).stdout.split()
     held = {name.split("/", 1)[1] for name in listed}
     command = ["git", "ls-files", "-co", "--exclude-standard", "src", "include", "python", "cmake"]
@@ -151,7 +153,7 @@ def test_wheel_has_the_notices_of_what_is_linked_in(wheel, version):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_module_brings_its_own_runtime(wheel, version, tmp_path):
-    """It needs libc and libm of a version that this host has, no C++ runtime, and shows its entry alone."""
+    """It needs libc and libm of a version that this host has, no C++ runtime, and exports only its entry."""
     with zipfile.ZipFile(wheel(version)) as opened:
         (name,) = [name for name in opened.namelist() if name.endswith(".so")]
         module = opened.extract(name, tmp_path)

@@ -39,7 +39,7 @@ def versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def quiet():
-    """The producers print progress and warnings; none of it says anything here."""
+    """The producers print progress and warnings, which do not matter here."""
     logging.disable(logging.WARNING)
     with (
         warnings.catch_warnings(),
@@ -135,8 +135,8 @@ def export_modelopt(original: Path, out: Path) -> None:
 
 
 def linear_experts(fused, names):
-    """transformers' fused experts (gate_up_proj (E, 2I, H), down_proj (E, H, I)) as a list of three nn.Linear each, with
-    the same call; names are those of gate, up and down in the family's checkpoints."""
+    """Returns transformers' fused experts (gate_up_proj (E, 2I, H), down_proj (E, H, I)) as a list of three nn.Linear
+    each, with the same call. The names are those of gate, up and down in the family's checkpoints."""
     import torch
     from torch import nn
 

@@ -68,14 +68,15 @@ def quantize_line(x, scale):
 
 
 def quantize_int8(x):
-    """float64 x (K,) as code * scale: scale = amax/127 and code = the nearest integer, each by one rounding to float32."""
+    """float64 x (K,) as code * scale: scale = amax/127 and code = the nearest integer, each by one rounding to
+    float32."""
     blocks = x.view(-1, 16)
     scale = (blocks.abs().amax(1, keepdim=True) / 127).float().clamp(min=2.0**-116).double()
     return (torch.round((blocks / scale).float()).double() * scale).flatten()
 
 
 def to_format(x, fmt, scale):
-    """What a GEMM multiplies of float64 x (K,): its decoded values and the line scale."""
+    """The operands that a GEMM multiplies for float64 x (K,): its decoded values and the line scale."""
     if fmt == "nvfp4":
         return quantize_line(x, scale)
     return (quantize_int8(x) if fmt == "int8_block" else x), 1.0

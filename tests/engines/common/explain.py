@@ -19,8 +19,7 @@ class Explained:
 
 
 def _worst(exact, said, bound):
-    """Returns the first position with an error above the bound, or None, and the largest error up to there, or
-    anywhere."""
+    """Returns the first position with an error above the bound (or None), and the largest error up to there."""
     largest = 0.0
     for position, values in enumerate(said):
         error = max(abs(value - float(exact[position, int(token)])) for token, value in values.items())
@@ -39,7 +38,7 @@ def _swaps_at_ties(logits, last, top_k, router_tie, swaps):
             if (layer, position) in swaps or margin > router_tie:
                 continue
             pair = (int(near.indices[top_k - 1]), int(near.indices[top_k]))
-            # Everything after a swap is computed from other inputs, so earlier swaps there may no longer fit.
+            # Everything after a swap is computed from other inputs, so swaps found there may no longer fit: drop them.
             before = {at: swap for at, swap in swaps.items() if at[1] < position or at[0] < layer}
             yield before | {(layer, position): pair}, (layer, position, round(margin, 5))
 

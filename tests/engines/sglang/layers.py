@@ -38,8 +38,8 @@ def make_layer(form, model=None, **options):
 
 
 def load(layer, form, model):
-    """Yields the checkpoint's tensors under the names that SGLang's models give its loader. SGLang's NemotronH names up
-    as the gate, and has no third matrix."""
+    """Loads the checkpoint's tensors through the names and the loader that SGLang's models use. SGLang's NemotronH
+    passes up under the gate's name, and has no third matrix."""
     is_gated = (0, 0, "gate_proj") in model.experts
     names = ("gate_proj", "down_proj", "up_proj") if is_gated else ("up_proj", "down_proj", "")
     mapping = layer.make_expert_params_mapping(*names, models.EXPERTS)

@@ -1,13 +1,13 @@
-"""Starts SGLang's engine once in a process of its own, on a GPU, or on a CPU without one: serve.py JOB.json
-RESULT.json.
+"""Starts SGLang's engine once, on a GPU, or on a CPU if there is no GPU. usage: serve.py JOB.json RESULT.json
 
 JOB: {"model", "arguments" of Engine, "reload": a model directory to load weights from before a second round}. RESULT:
 {"rounds": [[{"prompt", "tokens", "logprobs", "routers"}, ...], ...]}. Each prompt is a batch of its own and has:
 
 - the greedy tokens;
-- by position of prompt and tokens but the last, the log-probabilities of the likeliest next tokens, {token: log-probability};
-- by layer and position {"logits", "experts"} of the router, as record.py writes them. There are no layers if NVFP4_RECORD
-  names no file.
+- by position of prompt and tokens but the last, the log-probabilities of the likeliest next tokens,
+  {token: log-probability};
+- by layer and position {"logits", "experts"} of the router, as record.py writes them. There are no layers if
+  NVFP4_RECORD names no file.
 """
 
 import json

@@ -213,8 +213,7 @@ def test_weights_that_are_wrong_are_an_error_and_can_be_loaded_again(methods):
 
 
 def test_a_layer_does_not_run_after_a_reload_that_failed(methods, monkeypatch):
-    """Its weights are part old, part new. The same if compiled, when the layer is an operator. Good weights end
-    that."""
+    """Its weights are part old, part new. Compiled, the layer is an operator and fails too. Good weights end that."""
     method, layer = made(methods)
     compiled = torch.compile(lambda *inputs: run(method, layer, *inputs), fullgraph=True, backend="aot_eager")
     hidden, router_weights, ids = batch()

@@ -104,7 +104,7 @@ def test_ranks_get_whole_blocks_and_the_last_what_is_left_and_count_down_s_bias_
 
 @pytest.fixture(params=[0x00, 0x3C, 0x7F, 0xFF], ids=hex)
 def poisoned_memory(request, monkeypatch):
-    """Fills memory as a reload may find it: with finite numbers, or with NaN."""
+    """Fills memory as a reload may find it: with finite numbers, or with NaNs."""
     stock = torch.empty_strided
 
     def empty_strided(*sizes, **options):

@@ -246,7 +246,7 @@ def judge(made, one_rank):
 @cpus_only
 @pytest.mark.parametrize("how", ["eager", "compiled"])
 def test_data_parallel_ranks_say_what_one_rank_says(made, one_rank, serve_data_parallel, how):
-    """Rank 1 has fewer requests, and takes part with dummy tokens while rank 0 continues. vLLM itself has no data
+    """Rank 1 asks for fewer tokens, and takes part with dummy tokens while rank 0 continues. vLLM itself has no data
     parallel MoE on CPUs: without the exchange its gather raises NotImplementedError."""
     given = job(how, made[0]["modelopt"], EXACT, options={"enforce_eager": how == "eager"})
     (expected,) = ok(one_rank[how])["runs"]

@@ -152,7 +152,7 @@ def test_a_rank_that_aborts_ends_all_with_its_message():
             open_over(exchange)
 
     for result in on_ranks(3, run):
-        assert isinstance(result, nv.Cancelled), result  # raised by the barrier in a later call
+        assert isinstance(result, nv.Cancelled), result  # raised by the barrier of on_ranks
 
 
 def test_what_a_callers_function_raises_ends_the_exchange_with_its_text():

@@ -68,7 +68,7 @@ def test_a_forked_child_runs_changes_and_opens_layers_whatever_the_parents_threa
 
     def work() -> bool:
         right = np.array_equal(one.run(*inputs), expected)
-        one.replace_expert(0, **expert_of(weights(), 1))  # Busy if it counted the parent's runs
+        one.replace_expert(0, **expert_of(weights(), 1))  # would be Busy if it counted the parent's runs
         changed = not np.array_equal(one.run(*inputs), expected)
         own = layer()
         threads = len(os.listdir("/proc/self/task"))

@@ -11,7 +11,7 @@
                                      fused experts apart to its caller: LinearExperts below, as llm-compressor does
   OUT/checkpoints.json               the versions that wrote them
 
-The tests run these functions again and compare, where the same versions are installed.
+The tests run these functions again and compare, if the same versions are installed.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def tests_in(sources):
 
 
 def wrong_tests(page, tests, over_backends, choices):
-    """Yields names in a page's tables that are not tests or cases, and tests of its second column that skip a backend."""
+    """Yields names in a page's tables that are not tests or cases, and tests in column 2 that skip a backend."""
     for row in (line for line in page.splitlines() if line.startswith("| ") and "`" in line):
         for column, cell in enumerate(row.strip("|").split("|")):
             for name in re.findall(r"`([A-Z]\w*\.\w+)`", cell):

@@ -52,16 +52,16 @@ PARTS = ("tests", "sanitizers")  # of ./dev gpu too, each less than ten minutes 
 
 @dataclass
 class Step:
-    """One step of the acceptance: commands that run one after the other, and what is read from what they printed."""
+    """One step of the acceptance: commands that run one after the other, and a reader of their output."""
 
     name: str
     shows: str
     commands: list[list[str]]
     limit_s: int
-    read: object = nothing  # (text, step's environment) -> (figures, what is wrong with them or "")
+    read: object = nothing  # (text, step's environment) -> (figures, error in them or "")
     environment: dict[str, str] = field(default_factory=dict)
     needs: str = ""  # a step without which this one cannot run
-    absent: str = ""  # why it is not run at all
+    absent: str = ""  # reason why it never runs
 
 
 def chosen_device():
@@ -222,7 +222,7 @@ def end_group(process):
 
 
 def run_command(command, environment, log, limit_s):
-    """(exit code, or "time limit", "missing", "cannot be ended"), what it printed."""
+    """Returns (exit code, or "time limit", "missing", "cannot be ended"), and the output."""
     with open(log, "ab+") as out:
         start = out.seek(0, os.SEEK_END)
         try:

@@ -110,7 +110,7 @@ def state(report, name):
 
 
 def verdict(report, names):
-    """One line: what the whole comes to."""
+    """Returns the overall result in one line."""
     by_state = {}
     for name in names:
         by_state.setdefault(state(report, name), []).append(name)

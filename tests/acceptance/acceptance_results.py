@@ -102,7 +102,7 @@ def other_device(capability, found):
 
 
 def doctor_facts(capability):
-    """A reader of `doctor --json`: its self-tests, of which some must have run on the device."""
+    """Makes a reader of `doctor --json`: some of its self-tests must have run on the device."""
 
     def read(text):
         doctor = json_in(text)

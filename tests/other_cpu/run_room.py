@@ -40,7 +40,8 @@ def emulator(machine, cpu):
 
 
 def emulate(qemu, *command):
-    """The finished process; a processor's missing features (qemu emulates no transactional memory) are no news."""
+    """Returns the finished process. stderr goes into stdout: qemu warns of features that it does not emulate, as
+    transactional memory."""
     return subprocess.run([*qemu, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -24,7 +24,7 @@ import attack_summary  # noqa: E402
 
 @pytest.fixture
 def count(request):
-    """count(what, differing, of): puts a line into the table at the end of the run."""
+    """count(what, differing, of): adds a line to the table at the end of the run."""
 
     def add(what: str, differing: int, of: int) -> None:
         # A property of the report reaches the process that writes the table from the one that ran the test.

@@ -179,7 +179,7 @@ def dequantized(stored: np.ndarray, kind: Type) -> np.ndarray:
     return gguf.quants.dequantize(stored, kind).astype(np.float32)
 
 
-# ---- what the library makes of them
+# ---- comparisons with the values that the library loads
 
 
 def values(matrix) -> np.ndarray:
@@ -187,7 +187,7 @@ def values(matrix) -> np.ndarray:
 
 
 def differing(ours: np.ndarray, theirs: np.ndarray) -> int:
-    """Elements whose bits differ; ggml has no -0."""
+    """Counts elements whose bits differ; ggml has no -0."""
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype == np.float32
     return int(((ours.view(np.uint32) != theirs.view(np.uint32)) & ((ours != 0) | (theirs != 0))).sum())
 

@@ -46,7 +46,7 @@ def on_gpu(value: Any) -> Any:
 
 
 def captured(call: Callable[[], Any], **options: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of a call, and what that returned, which replays write. options: of torch.cuda.graph."""
+    """Returns a graph of a call, and the call's result, which replays write. options: of torch.cuda.graph."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, **options):
         made = call()
@@ -54,7 +54,7 @@ def captured(call: Callable[[], Any], **options: Any) -> tuple[torch.cuda.CUDAGr
 
 
 def stack(random: np.random.Generator, experts: int, rows: int, cols: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """NVFP4 weights that keep the size of what they multiply."""
+    """NVFP4 weights whose products keep the size of the inputs."""
     codes = random.integers(0, 256, (experts, rows, cols // 2), dtype=np.uint8)
     scales = random.integers(0x58, 0x7E, (experts, rows, cols // 16), dtype=np.uint8)
     return codes, scales, (random.uniform(0.75, 1.25, experts) / (800 * cols**0.5)).astype(np.float32)

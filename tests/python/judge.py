@@ -66,7 +66,7 @@ def compare(x, ours, oracle, tensor_scale, *, scale_roundings, code_roundings, g
     assert (step[scale_differs & ~guarded] == 1).all()
 
     def check_codes(codes, scales, name, roundings):
-        """Codes against the exact quotient with the very scale they were made with."""
+        """Checks codes against the exact quotient with the same scale that they were made with."""
         divisor = np.repeat(e4m3(scales) * np.float64(tensor_scale), 16, axis=-1)
         with np.errstate(divide="ignore", invalid="ignore"):
             quotient = np.where(divisor > 0, x.astype(np.float64) / divisor, 0.0)
@@ -97,7 +97,8 @@ def compare(x, ours, oracle, tensor_scale, *, scale_roundings, code_roundings, g
 
 
 def samples(seed: int = 0, rows: int = 64, cols: int = 512):
-    """(name, x float32): what the quantizers are compared on. bfloat16 values have many exact ties, float32 few."""
+    """Yields (name, x float32), the inputs on which the quantizers are compared. bfloat16 values have many exact ties,
+    float32 few."""
     rng = np.random.default_rng(seed)
 
     def bf16(x):

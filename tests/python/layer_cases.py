@@ -132,7 +132,7 @@ def build(options: Options, seed: int, **choices) -> Case:
         router[rng.random(router.shape) < 0.4] = 0
     elif choices["router"] == "not finite":
         router[rng.random(router.shape) < 0.2] = rng.choice([np.nan, np.inf])
-    # amax/2688 of what such a layer sees, per expert, off by a drawn factor.
+    # amax/2688 of the values in such a layer, per expert, times a random factor.
     intermediate = abs(gain[1 if options.activation == "relu2" else 0] * gain[1]) * choices["amplitude"] ** 2
     amax = np.array([choices["amplitude"], min(max(intermediate, 2.0**-30), 2.0**30)]) * 4
     scales = (amax[:, None] / 2688 * choices["scale_error"] * rng.uniform(0.3, 1, (2, options.num_experts))).astype(

@@ -103,7 +103,7 @@ class Accuracy:
     gemm: Callable[[int, str], float]  # (K, activation_format) -> the bound's factor of alpha * sum|p|
     silu: float  # relative error of silu before it is multiplied
     activation: float  # relative error of the whole activation
-    flushed: float  # what silu(x) may lose below x = -88
+    flushed: float  # possible error of silu(x) below x = -88
     fp32_range: bool  # a sum before alpha, and the activation before the router weight, are held in fp32
 
 
@@ -427,7 +427,7 @@ def _alpha(row_scale: torch.Tensor, tensor_scale: float) -> torch.Tensor:
 def _rows(options, weights, expert, x, row_scale, router_weight, accuracy, requantize):
     """(row (R, hidden) interval, free (R)) of the choices of one local expert. x (R, hidden), row_scale (R, 1)."""
     if options.activation == "relu2":
-        weights = weights._replace(gate=weights.up)  # whose result nobody reads
+        weights = weights._replace(gate=weights.up)  # its result is not used
     gate, up, down = (decode(matrix, expert) for matrix in weights)
     scale_of = [float(matrix[2][expert]) for matrix in weights]
     w4a4, bf16, fp8 = (options.activation_format == name for name in ("nvfp4", "bf16", "fp8"))
@@ -523,7 +523,7 @@ def forward(
     for k in range(options.top_k):
         row, weight = Interval(rows.lo[:, k], rows.hi[:, k]), topk_weights[:, k].to(F64).unsqueeze(-1)
         if options.router_weight == "after_down":
-            # 0 * Inf is NaN, of which an interval around 0 knows nothing
+            # 0 * Inf is NaN, which an interval around 0 cannot express
             free[:, k] |= (weight.isinf() & (row.lo < row.hi) & (row.lo <= 0) & (row.hi >= 0)).any(-1)
             row = _times(row, Interval(weight, weight))
         acc = Interval(

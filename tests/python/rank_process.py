@@ -136,7 +136,7 @@ class Rank:
         self.device = "cpu" if self.way == "host" else f"cuda:{self.rank}"
         if self.way != "host":
             torch.cuda.set_device(self.rank)
-            torch.zeros(1, device=self.device)  # its context, which takes seconds, before anybody waits for anybody
+            torch.zeros(1, device=self.device)  # creates its context, which takes seconds, before any rank waits
         self.outputs: dict[str, torch.Tensor] = {}
         self.exchange: nv.Exchange | None = None
         self.say("here")
@@ -146,7 +146,7 @@ class Rank:
         (self.out / f"{self.rank}.{what}").touch()
 
     def wait_for(self, what: str) -> None:
-        """Until both ranks have said so. By files: for what must not take the exchange's time."""
+        """Waits until both ranks have reported `what`, by files: the exchange's timeout must not count."""
         deadline = time.monotonic() + 120
         while not all((self.out / f"{rank}.{what}").exists() for rank in (0, 1)):
             if time.monotonic() > deadline:
@@ -344,7 +344,7 @@ def main(scenarios: dict[str, Callable[[Rank], None]] = SCENARIOS) -> None:
     try:
         scenarios[what](rank)
         message = "fine"
-    except Exception as error:  # what the test reads
+    except Exception as error:  # read by the test
         message = f"{type(error).__name__}: {error}"
     torch.save(rank.outputs, rank.out / f"{rank.rank}.pt")
     (rank.out / f"{rank.rank}.txt").write_text(message)

@@ -15,7 +15,7 @@ import torch
 from rank_process import SUM, Rank, batch, capture, main, on
 
 INPUTS = 7
-# Replays that are enqueued before anybody waits for them: more than a stream takes before a launch blocks.
+# Number of replays enqueued before a synchronization: more than a stream takes before a launch blocks.
 AHEAD = 400
 # The check after the first wrong replay.
 AFTER = 210

@@ -64,7 +64,7 @@ def write_gguf(path: Path, tensors: dict[str, np.ndarray]) -> Path:
 
 
 def write_imatrix(path: Path, moments: dict[str, np.ndarray], rows: list[int], fused: bool = False) -> Path:
-    """As llama.cpp's imatrix: sums of squares, and how many rows each expert saw."""
+    """Writes sums of squares, and the number of rows of each expert, as llama.cpp's imatrix does."""
     counts = np.array(rows, np.float32).reshape(EXPERTS, 1)
     tensors = {}
     for layer in range(2):

@@ -1,4 +1,4 @@
-"""Tests of the checks of ./dev check: each must find what it is for, and nothing else."""
+"""Tests of the checks of ./dev check: each must find the faults it is made for, and nothing else."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ print("end")
 
 
 def test_weights_replaced_while_streams_run(attacked: Callable[..., None]) -> None:
-    """Every output is that of the old weights or of the new ones, or the call said Busy; never a mixture."""
+    """Every output is that of the old weights or of the new ones, never a mixture, or the call raised Busy."""
 
     def opened(seed: int) -> nv.MoeLayer:
         return nv.MoeLayer.from_tensors(layers.config(), **layers.weights(seed), max_tokens=32, device="cuda:0")

@@ -118,7 +118,7 @@ def test_swizzles_as_the_host(shape: tuple[int, ...]) -> None:
 
 
 def test_a_tensor_that_begins_anywhere() -> None:
-    """Views whose first byte has no alignment but its element's, and transposed ones, which are copied."""
+    """Views whose first byte has only the alignment of its element, and transposed ones, which are copied."""
     flat = numbers((1, 16 * 33), torch.bfloat16)[0]
     x = flat.cuda()[3 : 3 + 16 * 32].view(4, 128)
     expected = nv.quantize(flat[3 : 3 + 16 * 32].view(4, 128).contiguous())

@@ -97,7 +97,7 @@ def test_agrees_with_the_cpu(backend: str, activation_format: str, tokens: int) 
 def test_weights_may_lie_on_the_gpu_and_come_back(backend: str, activation_format: str) -> None:
     w, arrays = weights(), on_gpu(batch(9))
     lent = on_gpu(w)
-    # gate and up as halves of one tensor: rows of an expert follow each other, experts lie apart.
+    # gate and up as halves of one tensor: the rows of an expert are contiguous, the experts are not.
     both = [torch.cat([lent["gate"][i], lent["up"][i]], dim=1) for i in (0, 1)]
     lent["gate"] = (both[0][:, :INTER], both[1][:, :INTER], lent["gate"][2])
     lent["up"] = (both[0][:, INTER:], both[1][:, INTER:], lent["up"][2])

@@ -110,7 +110,7 @@ def test_packing_follows_the_current_stream() -> None:
 
 
 def assert_refused_alike(opened, weights: dict, words: str) -> None:
-    """From the GPU in the words of the host."""
+    """Bad arrays on the GPU give the same error message as on the host."""
     with pytest.raises(nv.BadInput) as on_host:
         opened(weights)
     with pytest.raises(nv.BadInput) as on_device:
@@ -180,7 +180,7 @@ def test_floats_on_the_gpu_are_quantized_to_the_hosts_bytes(dtype: torch.dtype) 
     expected = from_floats(weights)
     lent = on_gpu(weights)
     assert_same_experts(from_floats(lent), expected)
-    # Rows apart, at addresses that are no multiple of 16 bytes; gate and up halves of one tensor.
+    # Rows with strides, at addresses that are not multiples of 16 bytes; gate and up are halves of one tensor.
     both = torch.cat([lent["gate"], lent["up"]], dim=1)
     wide = torch.zeros(EXPERTS, HIDDEN, INTER + 5, dtype=dtype).cuda()
     wide[:, :, 3:-2] = lent["down"]

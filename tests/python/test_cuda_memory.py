@@ -80,7 +80,7 @@ def capture(stack: list[nv.MoeLayer], inputs: Inputs, tokens: int, pool=None) ->
 
 
 def replays_give(run, inputs: Inputs, expected: torch.Tensor) -> None:
-    """A graph of run, which writes inputs.out, gives what is expected; it is gone afterwards."""
+    """Checks that a graph of run, which writes inputs.out, gives the expected values. The graph is freed on return."""
     graph, _ = captured(run)
     inputs.out.zero_()
     graph.replay()
@@ -120,7 +120,7 @@ def rounded(size: int, to: int) -> int:
 
 
 def test_35_captured_sizes_cost_what_the_largest_does(stack: list[nv.MoeLayer], record_property) -> None:
-    """On one pool, the largest first; then all of them replayed in turn with other contents."""
+    """On one pool, the largest first. Then all of them are replayed in turn with other contents."""
     inputs = Inputs()
     settle()
     largest = max(layer.workspace_bytes(SIZES[-1]) for layer in stack)
@@ -165,7 +165,7 @@ def test_ten_captures_and_six_streams_take_what_their_tokens_need(stack: list[nv
     record_property("ten_captures_bytes", for_graphs)
     record_property("six_streams_bytes", for_streams)
     assert for_streams == 6 * rounded(one, BLOCK)
-    # Small as they are, a graph's pool asks the driver for no less than a segment.
+    # Even for a small graph the pool asks the driver for at least a segment.
     assert for_graphs <= 10 * max(rounded(one, 2 << 20), SEGMENT)
     assert for_graphs < stack[0].workspace_bytes() / 2, "as against one of the layer's largest"
     for graph in graphs:
@@ -198,7 +198,7 @@ def test_all_memory_comes_back(stack: list[nv.MoeLayer], record_property) -> Non
 
     settle()
     start_reserved = reserved()
-    use()  # once before, for what the driver takes with the first graph
+    use()  # once before, because the driver allocates memory with the first graph
     settle()
     before = (reserved(), allocated(), used())
     use()

@@ -23,7 +23,7 @@ from rank_replays import AFTER, SCENARIOS
 RANK = Path(__file__).with_name("rank_process.py")
 REPLAYS = Path(__file__).with_name("rank_replays.py")
 NO_GPUS = why_not() or ("" if torch.cuda.device_count() > 1 else "torch finds one GPU, and two ranks need two")
-# The most that a failure may take until the ranks that are left have said so, and ended.
+# The longest time until the remaining ranks have reported a failure, and ended.
 SOON = 30
 # The most that a rank takes after the exchange's timeout, error and end of the process included.
 GONE = 5
@@ -47,7 +47,7 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=GPU_WAYS)
 def gpu_way(request: pytest.FixtureRequest) -> str:
-    """The same, for what needs graphs."""
+    """Like way, for tests that need graphs."""
     return there(request.param)
 
 
@@ -163,7 +163,8 @@ def test_a_rank_that_stops_ends_the_other_by_the_timeout(way: str, what: str, tm
         message = ranks.end(0, SOON)
         took = time.monotonic() - begin
     assert message.startswith("IoError: "), message
-    # By the host's exchange, which knows who is missing; or, with the device at it, by what watches that.
+    # Reported by the host's exchange, which knows the missing rank, or, if the device is waiting, by the monitor of
+    # that wait.
     assert "rank 1" in message or "a rank has stopped" in message, message
     assert took > STOPPED_TIMEOUT[way] / 2
     assert way == "host" or took < STOPPED_TIMEOUT[way] + GONE, f"gone after {took:.1f} s: {message}"

@@ -55,7 +55,7 @@ def captured(layer: nv.MoeLayer, stream: torch.cuda.Stream) -> tuple[torch.cuda.
     arrays = routing()
     layer.warmup()
     graph, out = gpu.captured(lambda: layer.run(hidden, *arrays), stream=stream)
-    graph.keep = arrays  # what it reads
+    graph.keep = arrays  # the graph reads them
     return graph, hidden, out
 
 

@@ -258,7 +258,7 @@ def test_router_gemm_gives_the_hosts_bits(tokens: int) -> None:
 
 
 def test_router_gemm_selection_and_layer_in_a_graph_behind_torch_s_kernels() -> None:
-    """As an engine has them: hidden is made by a kernel of torch's in the same graph."""
+    """As in an engine, one of torch's kernels makes hidden in the same graph."""
     g = torch.Generator().manual_seed(3)
     source = torch.randn(4, 2048, generator=g).cuda()
     weight = torch.randn(128, 2048, generator=g).bfloat16().cuda()

@@ -115,7 +115,7 @@ class Actor(threading.Thread):
             self.soak.stop.set()
 
     def has_done(self, action) -> bool:
-        """Whether there was anything to act on, and no other thread was at it."""
+        """Returns whether the action had a layer to act on, which no other thread was using."""
         try:
             return action() is not False
         except nv.Busy:
@@ -170,7 +170,7 @@ class Actor(threading.Thread):
             self.own = [*self.own[-1:], Own(backend, seed, self.soak.open(backend, seed))]
 
     def replace_own(self):
-        """In the order of the stream that replays: without the lock, and the next replay has it."""
+        """In the order of the stream that replays, without the lock. The next replay uses the new weights."""
         if not self.own:
             return False
         own = self.random.choice(self.own)

@@ -81,7 +81,7 @@ def test_gpt_oss(device, activation_format, batch):
 
 
 class Decided(nn.Module):
-    """The router's place in a block: what the router of the model decided."""
+    """Replaces a block's router: returns the decisions of the model's router."""
 
     def __init__(self, ids: torch.Tensor, weights: torch.Tensor) -> None:
         super().__init__()
@@ -142,7 +142,8 @@ def test_nemotron(device, kind, activation_format, batch):
             model.get_submodule(path).experts, call, nemotron_weights(layer), accuracy_of(device, activation_format)
         )
         assert not outside.any()
-        # The whole block around them: projections, and the shared expert, whose norm adds to theirs.
+        # The whole block around them: projections, and the shared expert, whose norm adds to that of the routed
+        # experts.
         whole = copy.deepcopy(twin.get_submodule(path)).double().requires_grad_(False)
         whole.experts, whole.gate = experts, Decided(ids, weights)
         got = on_host(block)

@@ -21,7 +21,7 @@ PROJECTIONS = {
     "up_proj": (INTERMEDIATE, HIDDEN),
     "down_proj": (HIDDEN, INTERMEDIATE),
 }
-# Two roundings to bf16 on the way (hidden is bf16 already): 3.2 * 2^-9, and what is left for the order of sums.
+# Two roundings to bf16 on the way (hidden is bf16 already): 3.2 * 2^-9. The rest is room for the order of sums.
 LIMIT = 5 * 2.0**-9
 
 
@@ -175,7 +175,7 @@ def test_w4a4_experts_run_in_a_more_precise_format_on_hosts(compressed, quantiza
     [
         (WEIGHT_ONLY[0], {"activation_format": "nvfp4"}, ("nvfp4", "bf16"), 0.02, 1),
         (compressed_tensors({"g": group(["Linear"], 8)}), {}, ("fp8", "fp8"), 0, 0.1),
-        # A scale that is asked for keeps the declared format.
+        # An explicitly set scale keeps the declared format.
         (W4A4[0], {"intermediate_scale": "fixed", "intermediate_fixed": 1.0}, ("nvfp4", "nvfp4"), 0, 1),
     ],
 )

@@ -1,5 +1,8 @@
-"""bench/estimate_blackwell.py and sass_loops.py on trial: loops in listings, clocks of work that is known, and that the
-recorded estimate and its page follow from what they name."""
+"""Tests of bench/estimate_blackwell.py and sass_loops.py.
+
+They test loops in listings, the clocks of work that is known, and that the recorded estimate and its page follow from
+their inputs.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def test_a_full_tile_takes_the_clocks_of_its_multiply_adds():
     )  # fmt: skip
     assert rtx["products"] == 128 * 128 * 256 / 2048
     assert rtx["L2 to shared memory"] == (18432 + 128 * 144) / 64
-    # Four schedulers, two warps each, each of which issues the whole body.
+    # Four schedulers have two warps each, and each warp issues the whole body.
     assert rtx["instructions"] == 2 * 268
     # Each of two columns of warps reads all weights, each of four rows of warps the rows of its column.
     assert rtx["shared memory"] == (2 * 18432 + 4 * 128 * 144) / 128

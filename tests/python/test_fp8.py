@@ -88,8 +88,8 @@ def test_the_scale_of_a_row(backend):
 
 @pytest.mark.parametrize("backend", HOSTS)
 def test_every_weight_under_every_shift(backend, count):
-    """A matrix of every code under every block scale up to a largest one, whose shift follows from it. 16 rows next to
-    each other have block scales next to each other, so that whole panels are far from the subnormal numbers."""
+    """A matrix of every code under every block scale up to a largest one, which determines the shift. Each group of 16
+    rows has block scales close to each other, so that whole panels are far from the subnormal numbers."""
     seen = inexact_seen = 0
     shifts = set()
     for largest in range(1, 0x7F):

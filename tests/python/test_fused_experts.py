@@ -258,7 +258,7 @@ def test_fused_mxfp4_parameters_make_the_checkpoint_s_layer(tmp_path):
         FusedParameters(**given, intermediate_size=48).stacks()
 
 
-# ---- settings, refusals, what a load tells
+# ---- settings, refusals, log lines of a load
 
 
 def test_settings_come_from_the_engine_s_configuration_then_the_environment():
@@ -339,7 +339,7 @@ def test_a_load_says_once_why_activations_have_their_format():
     whys = ["bf16, because nothing is declared", "bf16, because nothing is declared", "fp8, because it is declared"]
     for _ in whys:
         log.plan()
-    for _ in range(2):  # and again of a reload
+    for _ in range(2):  # and again after a reload
         lines.clear()
         for number, why in enumerate(whys):
             log.packed(f"layers.{number}", experts, 0.5, why)

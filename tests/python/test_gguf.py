@@ -66,7 +66,7 @@ def test_every_code_under_every_scale(tmp_path, count):
 
 
 def test_without_tensor_scales_they_are_one(tmp_path, count):
-    """As llama-quantize writes NVFP4."""
+    """llama-quantize writes NVFP4 without them."""
     model = Model(scales=False)
     path = model.write(tmp_path / "model.gguf")
     check(path, model, count, "no tensor scales")
@@ -127,7 +127,7 @@ def test_shared_experts(architecture, kind, tmp_path):
 
 
 def test_splits(tmp_path, count):
-    """By the directory, and by the name of any part."""
+    """A split file is opened by the directory, or by the name of any part."""
     model = Model()
     model.write(tmp_path / "model.gguf", split_max_tensors=3)
     parts = sorted(tmp_path.iterdir())
@@ -160,7 +160,8 @@ def test_names_of_files(tmp_path, count):
 
 
 def test_a_layer_runs_as_the_same_weights_do(tmp_path):
-    """The layer of the file against one of arrays that this test packed itself, from what the gguf package decodes."""
+    """The layer of the file against a layer of arrays that this test packed itself, from the values that the gguf
+    package decodes."""
     model = Model()
     path = model.write(tmp_path / "model.gguf")
     rng = np.random.default_rng(5)

@@ -143,7 +143,8 @@ def floats_of(twin) -> dict[str, torch.Tensor]:
 
 
 def test_floats_as_transformers_writes_them(twin, batch, tmp_path):
-    """(E, K, N), gate and up in alternate columns: quantized at load. Against the module on what was quantized."""
+    """(E, K, N), gate and up in alternate columns, quantized at load. The oracle is the module with the quantized
+    weights."""
     directory = write(tmp_path, floats_of(twin), quantization=None)
     loaded, rounded = nv.Checkpoint(str(directory)), copy.deepcopy(twin)
     with torch.no_grad():
@@ -152,7 +153,7 @@ def test_floats_as_transformers_writes_them(twin, batch, tmp_path):
             rounded.gate_up_proj[e][:, ::2], rounded.gate_up_proj[e][:, 1::2], rounded.down_proj[e] = gate, up, down
     out = nv.MoeLayer.from_checkpoint(directory, 0, **W4A16).run(*batch)
     assert relative_l2(out, expected_of(rounded, batch)) < LIMIT
-    assert relative_l2(out, expected_of(twin, batch)) < 0.2  # what quantizing costs, far from other weights
+    assert relative_l2(out, expected_of(twin, batch)) < 0.2  # the error of quantization, far below other weights'
 
 
 def test_biases_of_arrays(published, batch):

@@ -104,7 +104,7 @@ def sweep(backend: str, examples: int, count) -> None:
 
     check()
     count(f"elements with more than one allowed value, {', '.join(names)}", elements - points, elements)
-    # Wide intervals would be no judge at all.
+    # Wide intervals would not test anything.
     assert points >= (0.999 if backend == "reference" else 0.9) * elements
 
 
@@ -119,7 +119,7 @@ def test_many_random_layers(backend, count):
     sweep(backend, 4000, count)
 
 
-# ---- the judge on trial ----
+# ---- tests of the judge ----
 
 PLAIN = dict(
     tokens=6, local=(0, 4), gains=(2.0, 1.0, 1.0), per_expert=True, same_gate_up_scale=False,
@@ -174,7 +174,7 @@ def plus_four(hidden):
 
 CLAMPED, STEP = (dict(activation=f"swiglu_{how}", swiglu_limit=1.5) for how in ("clamped", "step"))
 ONE_ON_INPUT = dict(router_weight="on_input", top_k=1)
-# name: (what the layer should be, what is wrong with the one that runs)
+# name: (the right layer, the fault of the one that runs)
 FAULTS = {
     "gate's tensor scale doubled": ({}, matrix("gate", 2, at((), lambda s: 2 * s))),
     "down's tensor scale doubled": ({}, matrix("down", 2, at((), lambda s: 2 * s))),
@@ -246,7 +246,7 @@ FAULTS = {
 BUILD = {"dtype", "ids", "local", "poison"}
 
 
-# Smaller than what the bound leaves to any other backend.
+# Smaller than the error that the bound allows any other backend.
 BIT_FAULTS = {"one ulp of a tensor scale"}
 
 

@@ -196,7 +196,8 @@ def test_slices_the_packed_cache_and_inspect(made, batch, tmp_path):
 
 
 def mixed(directory, into, latent, algo: str = "NVFP4"):
-    """As ModelOpt exports Nemotron-3: the routed experts in NVFP4, Mamba's projections and the shared expert in FP8."""
+    """Rewrites a checkpoint as ModelOpt exports Nemotron-3: the routed experts in NVFP4, Mamba's projections and the
+    shared expert in FP8."""
     tensors, layers = {}, {}
     for key, tensor in raw(directory).items():
         stem = key.removesuffix(".weight")

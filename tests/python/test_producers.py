@@ -184,8 +184,8 @@ def check_input_scales(expert, tensors, layer, suffix, to_scale) -> None:
 
 @pytest.mark.parametrize(("family", "producer"), CASES)
 def test_verify_passes(made, tool, family, producer):
-    """verify: packed weights against the file's bytes, kernels against the reference, and against the original, whose
-    every weight lies within half a step of its block."""
+    """verify compares packed weights with the file's bytes, kernels with the reference, and weights with the original,
+    which may differ by half a step of the block."""
     directory = made(family)
     for against in ((), ("--against", directory / "original")):
         result = tool("verify", directory / producer, *against, "--tokens", "8")
@@ -199,7 +199,7 @@ def test_verify_passes_on_the_committed_checkpoints(tool, producer):
     json.loads(result.stdout)
 
 
-# ---- what quantize writes
+# ---- output of quantize
 
 
 @pytest.mark.parametrize("producer", PRODUCERS)
@@ -253,7 +253,7 @@ def test_modelopts_two_declarations_agree(written):
 
 
 def test_compressed_tensors_loads_it_as_a_compressed_model(written):
-    """Its lifecycle: config applied to a model with nn.Linear experts, compressed parameters loaded by name,
+    """Its lifecycle: apply the config to a model with nn.Linear experts, load compressed parameters by name, then
     ModelCompressor.decompress_model."""
     import make_checkpoint_vectors as vectors
     import torch
@@ -274,7 +274,7 @@ def test_compressed_tensors_loads_it_as_a_compressed_model(written):
         compressor = ModelCompressor(quantization_config=config)
         compressor.compress_model(model)  # gives the modules the parameters that a compressed checkpoint holds
         state = model.state_dict()
-        assert set(state) == set(tensors)  # `ignore` leaves out exactly what was copied
+        assert set(state) == set(tensors)  # `ignore` lists exactly the copied modules
         for name, parameter in state.items():
             assert parameter.dtype == tensors[name].dtype and parameter.shape == tensors[name].shape, name
         model.load_state_dict(tensors)
@@ -309,7 +309,7 @@ def test_their_converter_gives_what_we_write(written, tmp_path):
         if tensor.dtype == torch.float8_e4m3fn:
             flat = tuple(part.view(torch.uint8) for part in flat)
         assert torch.equal(*flat), name
-    # And what their converter wrote loads here.
+    # Checkpoints written by their converter load here too.
     converted = nv.inspect(tmp_path / "converted")
     assert [f["text"] for f in converted["findings"] if f["severity"] == "error"] == []
     for expert, layer, e in experts(directories["compressed_tensors"]):

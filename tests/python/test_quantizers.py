@@ -88,7 +88,7 @@ def scheme() -> Any:
 
 
 def compressed(x: Any) -> tuple[np.ndarray, np.ndarray, Any]:
-    """As its compressor does: (codes, scales, G)."""
+    """Compresses x as its compressor does, to (codes, scales, G)."""
     weights = scheme()
     from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
     from compressed_tensors.quantization.lifecycle.forward import quantize
@@ -161,8 +161,8 @@ def test_quantize_with_a_power_of_two_scale(name, count):
 
 
 def test_compressed_tensors_block_scales_of_a_bf16_tensor(count):
-    """calculate_qparams divides amax by 6 in the tensor's dtype: in bfloat16 a rounding of 2^-8, which moves bytes. Our
-    quotient is exact; each differing byte lies within that rounding of a threshold."""
+    """calculate_qparams divides amax by 6 in the tensor's dtype. In bfloat16 that is a rounding of 2^-8, which moves
+    bytes. Our quotient is exact. Each differing byte is within that rounding of a threshold."""
     x = SAMPLES["normal bf16"]
     _, scales, g = compressed(torch.from_numpy(x).to(torch.bfloat16))
     s = scale_of(g)
@@ -198,8 +198,8 @@ def within(ours: Any, theirs: Any, roundings: int) -> bool:
 
 
 def test_dequantize_as_torchao():
-    """With a power of two every product is exact, so that the order of multiplication cannot show. Else torchao rounds
-    e4m3 * s, then times the code: two roundings of 2^-24 each; ours rounds once."""
+    """With a power of two every product is exact, so the order of multiplication cannot matter. Otherwise torchao
+    rounds e4m3 * s and then the product with the code: two roundings of 2^-24 each; ours rounds once."""
     module = pytest.importorskip("torchao.prototype.mx_formats.nvfp4_tensor")
     s = torch.tensor(2.0**-15)
     tensor = module.NVFP4Tensor.to_nvfp4(torch.from_numpy(SAMPLES["normal bf16"]), per_tensor_scale=s)

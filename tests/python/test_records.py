@@ -18,7 +18,7 @@ def record(name):
 
 
 def tables(page, header):
-    """The rows of every table of a page whose header begins with `header`, as lists of cells."""
+    """Returns the rows of every table of a page whose header begins with `header`, as lists of cells."""
     lines = (ROOT / "docs" / page).read_text().splitlines()
     found = []
     for number, line in enumerate(lines):

@@ -1,5 +1,5 @@
 """select_experts against a plain loop over Python's floats: ties, infinities, NaN, groups, hash tables, arrays of every
-kind, and what is refused."""
+kind, and refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 
 def chosen_by_loop(config: nv.RouterConfig, x: list[float], bias: list[float] | None) -> list[int]:
-    """Ids by the words of the contract, in float64: for scores whose ties are exact."""
+    """Selects ids as the contract defines them, in float64: for scores whose ties are exact."""
 
     def key(value: float) -> tuple[bool, float]:
         return (not math.isnan(value), 0.0 if math.isnan(value) else value)

@@ -263,7 +263,7 @@ def test_fake_tensors_run_nothing(layer):
 
     with FakeTensorMode() as mode:
         x = [mode.from_tensor(tensor) for tensor in inputs(5)]
-        out = op.moe_layer(*x, 123456789)  # no such layer: nobody asks
+        out = op.moe_layer(*x, 123456789)  # no such layer, and it is not looked up
         assert out.shape == x[0].shape and out.dtype == x[0].dtype
 
 

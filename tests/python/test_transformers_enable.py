@@ -172,7 +172,7 @@ def test_weights_and_biases_move_bit_for_bit():
     assert torch.equal(logits(model), got)
 
 
-# ---- what it refuses, before it changes anything
+# ---- models that it refuses before it changes anything
 
 
 def refuses(model, says, error=nv.Unsupported, **options):

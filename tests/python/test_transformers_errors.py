@@ -104,7 +104,7 @@ def test_damaged_tensors_are_named(directory, change, error, says):
 
 
 def test_a_class_that_keeps_its_experts_apart(directory, monkeypatch):
-    """As models of remote code do: a list of modules, not stacks."""
+    """Models of remote code have a list of modules instead of stacks."""
     from transformers.models.qwen3_moe import modeling_qwen3_moe
 
     class Apart(torch.nn.ModuleList):
@@ -216,7 +216,7 @@ def test_one_device_through_accelerate(made, model):
 
 def test_ranks_are_refused(directory):
     config = transformers.AutoConfig.from_pretrained(directory)
-    config.distributed_config = object()  # what tp_plan and distributed_config of from_pretrained leave there
+    config.distributed_config = object()  # set by tp_plan and distributed_config of from_pretrained
     with pytest.raises(nv.Unsupported, match="tp_plan.*MoeLayer.from_checkpoint"):
         AutoModelForCausalLM.from_pretrained(directory, config=config)
 
@@ -243,7 +243,7 @@ def handle_of(model):
     return model.model.layers[0].mlp.experts.packed.handle
 
 
-# ---- what such a model does not do
+# ---- unsupported uses of such a model
 
 
 def test_its_config_is_saved_as_the_checkpoint_has_it(made, model, tmp_path):

@@ -1,4 +1,4 @@
-"""Loading with the transformers adapter: what becomes torch tensors, sources of checkpoints, dtypes and forms."""
+"""Loading with the transformers adapter: tensors that stay torch's, sources of checkpoints, dtypes and forms."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_experts_are_never_torchs(tmp_path, monkeypatch):
 
     def materialize(pool, tensor, *args, **kwargs):
         read.append(tuple(tensor.get_shape()))
-        return stock(None, tensor, *args, **kwargs)  # on this thread, which the profiler sees
+        return stock(None, tensor, *args, **kwargs)  # on this thread, which the profiler records
 
     monkeypatch.setattr(core_model_loading, "spawn_materialize", materialize)
 
@@ -105,7 +105,7 @@ def test_experts_run_in_what_the_checkpoint_declares_or_more_precisely(checkpoin
     _, directory = checkpoint()
     tiny.change_config(directory, quantization_config={"quant_method": "modelopt", "quant_algo": algorithm})
     (directory / "hf_quant_config.json").unlink(missing_ok=True)
-    tiny.quantize_linears(directory, "q_proj$", output_format="modelopt")  # auto is no format of a linear
+    tiny.quantize_linears(directory, "q_proj$", output_format="modelopt")  # auto is not a format of a linear
     for given in ({}, {"activation_format": "auto"}):
         caplog.clear()
         with caplog.at_level(logging.INFO, "nvfp4_moe.transformers"):

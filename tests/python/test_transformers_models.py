@@ -174,7 +174,8 @@ def test_a_compiled_model_is_one_graph(make):
 
 
 def test_compiled_generation_gives_the_same_tokens(make):
-    """As generate() compiles with a static cache: fullgraph, through the compiler's own fakes and functionalization."""
+    """Compiles as generate() does with a static cache: fullgraph, with the compiler's own fakes and
+    functionalization."""
     model = make("qwen3_moe")
     eager = tokens(model)
     compile_config = transformers.CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
@@ -188,7 +189,8 @@ def test_compiled_generation_gives_the_same_tokens(make):
 
 
 def test_a_longer_prompt_than_one_run_takes(make):
-    """A prompt in parts gives what it gives at once: a token's bits do not depend on its batch under this backend."""
+    """A prompt in parts gives the same tokens as in one run: a token's bits do not depend on its batch under this
+    backend."""
     model = make("qwen3_moe")
     eager = tokens(model)
     modules = [m for m in model.modules() if isinstance(m, (adapter.Nvfp4Experts, adapter.Nvfp4LinearModule))]

@@ -31,7 +31,8 @@ VERSIONS = [
 
 
 def clean_environment() -> dict[str, str]:
-    """Without what would let a new interpreter find this build tree or this one's packages."""
+    """Returns the environment without variables that would let a new interpreter find this build tree or this one's
+    packages."""
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
@@ -44,7 +45,7 @@ def work(tmp_path_factory):
 
 
 def interpreter_of(version: str) -> Path:
-    """Skips by name if there is no such Python, unless it is the fast one."""
+    """Returns the interpreter. Skips the test by name if there is no such Python, unless it is FAST_VERSION."""
     interpreter = build_wheels.find_interpreter(version)
     if interpreter is None and version != FAST_VERSION:
         pytest.skip(f"no Python {version} with venv and headers")
@@ -139,7 +140,7 @@ def test_wheel_contents(wheel, version):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_wheel_has_the_notices_of_what_is_linked_in(wheel, version):
-    """Every work whose parts are in the module, by name, with its license."""
+    """The wheel has the license of every work that is linked into the module, by name."""
     with zipfile.ZipFile(wheel(version)) as opened:
         licenses = {
             name.rsplit("/", 1)[1]: opened.read(name).decode() for name in opened.namelist() if "/licenses/" in name
@@ -185,7 +186,8 @@ def mypy(python: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_strict_types(installed):
-    """The installed package itself, a user's program, and mistakes that have to be seen: each line marked, no other."""
+    """Checks the installed package itself, a user's program, and one with mistakes: exactly the marked lines must be
+    errors."""
     python = installed(FAST_VERSION)
     package = mypy(python, "-p", "nvfp4_moe")
     assert package.returncode == 0, package.stdout + package.stderr

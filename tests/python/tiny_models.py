@@ -132,7 +132,8 @@ def rewrite(directory: Path, change: Callable[[str, torch.Tensor], dict[str, tor
 def quantize_linears(
     directory: Path, pattern: str, *, output_format: str, input_scale: float | None = 0.01
 ) -> list[str]:
-    """The weights whose keys (without .weight) a pattern finds, in NVFP4 under the format's names; their stems."""
+    """Quantizes the weights whose keys (without .weight) match a pattern to NVFP4 under the format's names. Returns
+    their stems."""
     stems = []
 
     def change(key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -159,8 +160,8 @@ def quantize_linears(
 
 
 def to_fp8(directory: Path, pattern: str, *, leaf: str = "scale") -> dict[str, torch.Tensor]:
-    """The weights that a pattern finds in E4M3 with a power of two for each 128 x 128, as DeepSeek-V4 has them; the
-    numbers that they then stand for, by stem."""
+    """Converts the weights that match a pattern to E4M3 with a power of two for each 128 x 128, as in DeepSeek-V4.
+    Returns the numbers that they then represent, by stem."""
     values = {}
 
     def change(key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:

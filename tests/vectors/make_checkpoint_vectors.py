@@ -229,7 +229,7 @@ def make(out: Path) -> None:
             directory = out / f"{producer}_qwen3_moe"
             shutil.rmtree(directory, ignore_errors=True)
             export(original, directory)
-            for file in directory.iterdir():  # what the tests read, and nothing else
+            for file in directory.iterdir():  # only the files that the tests read
                 os.chmod(file, 0o644)
                 if file.name not in ("config.json", "hf_quant_config.json", "model.safetensors"):
                     file.unlink()

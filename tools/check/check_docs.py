@@ -26,7 +26,7 @@ from cli_reference import help_of, options_of  # noqa: E402
 
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
-# Records of the past, whose commands may be gone.
+# Records of the past. Their commands may no longer exist.
 HISTORY = ("CHANGELOG.md", "bench/notes/")
 
 
@@ -124,7 +124,7 @@ class PythonBlocks(ast.NodeVisitor):
 
 
 def wrong_python(blocks, api=None):
-    """Problems of a page's Python blocks. api: what nvfp4_moe has, if it is known."""
+    """Finds problems in a page's Python blocks. api: the members of nvfp4_moe, if known."""
     visitor = PythonBlocks(api)
     for block in blocks:
         try:

@@ -51,7 +51,7 @@ def make(seed: int) -> Model:
 
 
 def config(form: str) -> dict:
-    """With gpt-oss' own sizes and fields but for what makes it large."""
+    """Returns gpt-oss' own config, except for the sizes that make it large."""
     kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
     quantization = {"quant_method": "mxfp4", "modules_to_not_convert": kept} if form == "gpt_oss" else None
     rope = {

@@ -59,7 +59,7 @@ def quantized(weight: torch.Tensor, exponent: int) -> Matrix:
 
 
 def make(seed: int) -> Model:
-    """Random weights. Routers and head are wide, so that most of their decisions are no ties."""
+    """Random weights. Routers and head have a wide range, so that most of their decisions are not ties."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(rows: int, columns: int, size: float) -> torch.Tensor:
@@ -84,7 +84,7 @@ def make(seed: int) -> Model:
         for expert in range(EXPERTS):
             for name, exponent in EXPONENTS.items():
                 rows, columns = (HIDDEN, INNER) if name == "down_proj" else (INNER, HIDDEN)
-                # The range that the tensor scale asks for, so that E4M3 neither saturates nor underflows.
+                # The range that suits the tensor scale, so that E4M3 neither saturates nor underflows.
                 experts[layer, expert, name] = quantized(random(rows, columns, 1) * 2.0**10, exponent)
     return Model(experts, {name: tensor.bfloat16() for name, tensor in dense.items()})
 
@@ -207,9 +207,11 @@ def write_all(root: Path, model: Model) -> dict[str, Path]:
 
 
 def scaled(model: Model, projection: str, factor: float) -> Model:
-    """The model with other tensor scales of one projection: a wrong one, which a judge has to see.
+    """Multiplies the tensor scales of one projection: a wrong model, which a judge must detect.
 
-    up's is four times gate's: a quarter is what an engine computes that reads the first of the two for both."""
+    up's scales are four times gate's. A factor of a quarter gives what an engine computes that reads only the first of
+    the two scales.
+    """
     experts = {
         key: matrix._replace(tensor_scale=matrix.tensor_scale * factor) if key[2] == projection else matrix
         for key, matrix in model.experts.items()

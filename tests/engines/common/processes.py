@@ -24,7 +24,7 @@ class Process:
             )
 
     def wait(self, limit_s: float) -> int | None:
-        """Its exit status, or None if it had to be ended. Its children are gone too."""
+        """Returns its exit status, or None if it had to be ended. Its children are gone too."""
         try:
             return self._process.wait(limit_s)
         except subprocess.TimeoutExpired:

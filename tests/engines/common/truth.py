@@ -122,7 +122,7 @@ def _flip(routers, logits, errors):
 
 
 def measure(truth, run):
-    """Errors of a run whose routers are recorded."""
+    """Returns the errors of a run with recorded routers."""
     errors = Errors()
     for result in run:
         sequence = result["prompt"] + result["tokens"][:-1]

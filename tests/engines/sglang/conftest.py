@@ -77,7 +77,7 @@ def configured(sglang):
         def configure(**arguments):
             made.append(stack.enter_context(sglang.get_context().override_server_args(device="cpu", **arguments)))
             if (raw := getattr(made[-1], "_raw_input", None)) is not None:
-                made[-1]._raw_input = {**raw, **arguments}  # what a user wrote, and no choice of SGLang's
+                made[-1]._raw_input = {**raw, **arguments}  # as if a user had set it, not SGLang
             from sglang.srt.layers.moe.utils import initialize_moe_config
 
             initialize_moe_config()
@@ -91,7 +91,7 @@ def configured(sglang):
 
 @pytest.fixture
 def refusals():
-    """The module, which has said nothing yet."""
+    """The module, before it has logged anything."""
     from nvfp4_moe.sglang import refusals
 
     refusals._said.clear()
@@ -119,7 +119,7 @@ def environment(plugin_path):
         env |= {"TOKENIZERS_PARALLELISM": "false"} | ({} if on_gpu else CPU)
         for name in ("NVFP4_MOE_MODE", "SGLANG_PLUGINS"):
             env.pop(name, None)
-        env["NVFP4_MOE_ACTIVATIONS"] = "bf16"  # what the bounds are for; None takes it away
+        env["NVFP4_MOE_ACTIVATIONS"] = "bf16"  # the bounds are made for it; None removes it
         for name, value in variables.items():
             env.pop(name, None) if value is None else env.update({name: value})
         return env

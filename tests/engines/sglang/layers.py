@@ -21,7 +21,7 @@ def quantization_config(form):
 
 
 def make_layer(form, model=None, **options):
-    """model: whose experts may have no gate."""
+    """Makes a layer of SGLang's. model: its experts may have no gate."""
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 
     if model is not None and (0, 0, "gate_proj") not in model.experts:
@@ -60,7 +60,7 @@ def rank(sglang, *, ep=(1, 0), tp=(1, 0)):
     from sglang.srt.distributed import parallel_state
 
     size = ep[0] * tp[0]
-    # Releases up to 0.5.20 ask for the group itself, which a single process has no use for.
+    # Releases up to 0.5.20 read the group itself, which a single process does not need.
     no_group = mock.patch.object(parallel_state, "_TP", object(), create=True)
     state = sglang.get_parallel().override(
         tp_size=size, tp_rank=max(ep[1], tp[1]), attn_tp_size=size, moe_ep_size=ep[0], moe_ep_rank=ep[1],

@@ -42,7 +42,8 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def judged(served, checkpoints):
-    """judged(run, what, judge): that it is the truth's but for ties, by what the engine's bfloat16 twin is off."""
+    """judged(run, what, judge): checks that a run equals the truth except at ties, within the errors of the engine's
+    bfloat16 twin."""
     truth, (twin, _) = Truth(checkpoints["twin"]), served("twin")
     return lambda run, what, judge=judges.judge: judge(truth, twin[0], run, what, 500)
 

@@ -105,7 +105,7 @@ def test_ranks_get_whole_blocks_and_the_last_what_is_left_and_count_down_s_bias_
     inputs = batch(2)
     parts = gpt_oss.check_slices(sliced, inputs, lambda number: served(sglang, sliced, inputs, tp=(2, number)))
     expected, off = exact(sliced, *inputs)
-    # Each rank rounds rows and sums of its own, whose sizes are not the whole's.
+    # Each rank rounds its own rows and sums, which differ in size from those of the whole.
     allowed = off + sum(2.0**-8 * part.double().abs() for part in parts) + 2.0**-8 * off.max()
     assert ((sum(part.double() for part in parts) - expected).abs() <= allowed).all()
 

@@ -26,7 +26,7 @@ def any_model(request, model):
     return model if request.param == "gated" else models.without_gates(models.make(7))
 
 
-# ---- what is taken, and that it is right
+# ---- layers that are taken compute the right values
 
 
 @pytest.mark.parametrize("form", models.QUANTIZED)
@@ -94,7 +94,7 @@ def test_no_tokens_masked_ids_and_more_tokens_than_a_call_takes(sglang, configur
     hidden, ids, weights = batch(6)
     ids[2] = -1
     ids[4, 1] = -1
-    # In several calls first: memory that a run of all tokens has left would hold what a call forgets.
+    # First in several calls: memory left by a run of all tokens would hide values that a call does not write.
     with monkeypatch.context() as several:
         several.setattr(runner, "MAX_TOKENS", 4)
         parts = served(sglang, "modelopt", model, (hidden, ids, weights))
@@ -117,7 +117,7 @@ def test_activations_in_the_format_that_the_user_asks_for(
 
 @pytest.fixture
 def automatic(monkeypatch):
-    """Layers whose format of activations is left to the rule, and a log that has not said it."""
+    """Layers that use the default format of activations, and a log that has not reported it yet."""
     from nvfp4_moe.sglang import experts
 
     ask(monkeypatch, "auto")
@@ -223,7 +223,7 @@ def test_random_weights_of_a_dummy_load_are_made_legal(sglang, configured):
             assert run(layer, *batch()).isfinite().all()
 
 
-# ---- what is left to SGLang
+# ---- layers that are left to SGLang
 
 REFUSED = [
     ({"enable_eplb": True}, {}, "--enable-eplb: packed experts cannot be moved between ranks"),

@@ -170,7 +170,7 @@ def run_layers(directory: str, off: bool) -> dict:
     )
     config = arguments.create_engine_config()
     register_loader()
-    # As vLLM's worker and runner for CPUs have them: the model makes events, the loader empties a cache.
+    # Stubs, as in vLLM's worker and runner for CPUs: the model makes events, the loader empties a cache.
     torch.cuda.Event = lambda *args, **named: None
     torch.accelerator.empty_cache = lambda: None
     result: dict = {"out": [], "shared": [], "ids": [], "layers": []}

@@ -9,7 +9,7 @@ NAME = "model.layers.0.mlp.experts"
 
 
 class Log:
-    """In the place of vLLM's logger: levels and lines that the plugin writes."""
+    """Replaces vLLM's logger and keeps the levels and lines that the plugin writes."""
 
     def __init__(self) -> None:
         self.levels: list[str] = []

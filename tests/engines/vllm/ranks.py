@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-os.environ["VLLM_DIST_IDENT"] = f"nvfp4-moe-test-{sys.argv[3]}"  # as vLLM's worker names its shared memory
+os.environ["VLLM_DIST_IDENT"] = f"nvfp4-moe-test-{sys.argv[3]}"  # vLLM's worker names its shared memory so
 sys.path.insert(0, str(Path(__file__).parent))
 
 import nvfp4_moe  # noqa: E402
@@ -199,7 +199,7 @@ def data_ranks(config, rank: int, results: dict) -> None:
 
 
 def products(one: nvfp4_moe.MoeLayer, hidden, ids, router_weights) -> torch.Tensor:
-    """(tokens, hidden_size) the sum of the products' magnitudes, of which rounding errors are parts."""
+    """Returns (tokens, hidden_size): the sum of the products' magnitudes. Rounding errors are fractions of it."""
     total = torch.zeros(hidden.shape)
     for k in range(ids.shape[1]):
         alone = torch.full_like(ids, -1)

@@ -1,4 +1,5 @@
-"""Activations by what a checkpoint declares: the plugin's configs over vLLM's own, for a layer as vLLM makes it."""
+"""Activation formats from a checkpoint's declarations: the plugin's configs over vLLM's own, for a layer as vLLM makes
+it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def automatic(methods, monkeypatch):
 
 
 class RoutedExperts(Layer):
-    """By its name, which targets of compressed-tensors are matched with."""
+    """Has the name that compressed-tensors' targets match."""
 
 
 def layer(**options):

@@ -43,7 +43,7 @@ def served(paths, serve):
 
 @pytest.fixture(scope="session")
 def judged(paths, served):
-    """judged(judge, run, what, twin): by one of ../common/judges.py."""
+    """judged(judge, run, what, twin): judges a run with one of ../common/judges.py."""
     truths = {name: Truth(paths[name]) for name in ("gpt_oss_twin", "other gpt_oss_twin")}
 
     def apply(judge, run, what, twin="gpt_oss_twin"):

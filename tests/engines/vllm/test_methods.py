@@ -75,7 +75,7 @@ def test_a_method_runs_the_library_s_layer(methods, kind):
     assert held < 16 * EXPERTS * 4, "codes and block scales are given back"
     hidden, router_weights, ids = batch()
     out = run(method, layer, hidden, router_weights, ids)
-    if kind == "compressed-tensors":  # its reciprocals of float32 numbers need not be the numbers
+    if kind == "compressed-tensors":  # the reciprocal of its reciprocal may differ from the number
         expected = reference().run(hidden, ids, router_weights)
         assert (out - expected).norm() <= 2.0**-8 * expected.norm()
     else:
@@ -98,7 +98,7 @@ def test_the_library_selects_the_experts_where_it_is_asked_to(methods, monkeypat
     ids, router_weights = nvfp4_moe.select_experts(logits, config)
     out = method.apply_monolithic(layer, hidden, logits, input_ids=None)
     assert torch.equal(out, reference().run(hidden, ids, router_weights))
-    # Rows of logits that lie apart, as a view of a wider array has them.
+    # Rows of logits with a stride, as in a view of a wider array.
     wide = torch.cat([logits, logits], 1)[:, :EXPERTS]
     assert torch.equal(out, method.apply_monolithic(layer, hidden, wide))
 
@@ -255,7 +255,7 @@ def test_a_checkpoint_s_negative_scale_is_refused_where_a_dummy_s_is_not(methods
     method.process_weights_after_loading(layer)
     load(layer)
     layer.w2_weight_scale_2.data.neg_()
-    with pytest.raises(nvfp4_moe.BadInput):  # what is loaded into it later is a checkpoint's
+    with pytest.raises(nvfp4_moe.BadInput):  # weights loaded later must be a checkpoint's
         method.process_weights_after_loading(layer)
 
 

@@ -44,7 +44,7 @@ def served(paths, serve):
 
 @pytest.fixture(scope="session")
 def faults(paths):
-    """faults(run, what, twin): those of faults_beside transformers' twin."""
+    """faults(run, what, twin): returns those of faults_beside transformers' twin."""
     pairs = {name: (Truth(paths[name]), Truth(paths[name], torch.bfloat16)) for name in ("twin", "other twin")}
     return lambda run, what, twin="twin": faults_beside(pairs[twin], run, what)
 

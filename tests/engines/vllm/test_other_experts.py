@@ -45,7 +45,7 @@ def gpt_oss_layer(methods, model, tp=(1, 0), here=None):
         weight_loader=types.MethodType(GptOssRoutedExperts.weight_loader, layer),
     )
     record_metadata_for_reloading(layer)
-    # GptOssRoutedExperts' own loader, over what it reads of a layer.
+    # GptOssRoutedExperts' own loader, with the attributes that it reads of a layer.
     layer.quant_method = method
     layer._map_global_expert_id_to_local_expert_id = lambda number: experts.index(number) if number in experts else -1
     for name in ("_load_expert_bias", "_load_packed_expert", "_narrow_for_rank", "_copy_to_expert"):

@@ -91,7 +91,8 @@ print(len(new), cpu)
 
 
 def test_the_entry_point_costs_nothing_before_a_method_is_asked_for():
-    """Under 0.1 s, no module of vLLM's and no word; and the configs are there once vLLM resolves one."""
+    """It takes less than 0.1 s, imports no module of vLLM's and prints nothing. The configs are there once vLLM
+    resolves one."""
     code = COSTS.replace("FORMATS", repr(internals.FORMATS))
     environment = os.environ | {"VLLM_PLUGINS": "nvfp4_moe"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

@@ -68,7 +68,8 @@ def tensor_ranks(tmp_path_factory):
 
 @pytest.mark.parametrize("activations", ["bf16", "nvfp4", "fp8", "int8_block"])
 def test_ranks_with_tokens_of_their_own_have_the_bits_of_one(data_ranks, activations):
-    """As many tokens on each rank, more on one, none on one; by the method and by vLLM's runner."""
+    """The same number of tokens on each rank, more on one, none on one; through the method and through vLLM's
+    runner."""
     for rank, result in enumerate(data_ranks):
         facts = result["layers"][activations]
         assert facts["over_ranks"] and facts["reduced"], "vLLM adds nothing up"
@@ -173,7 +174,7 @@ def test_a_release_whose_members_differ_exchanges_by_itself(monkeypatch):
 
 
 class Linked:
-    """An exchange whose GPUs cannot be connected, and how often that was tried."""
+    """An exchange whose GPUs cannot be connected. Counts the attempts."""
 
     rank, world, tried = 0, 2, 0
 

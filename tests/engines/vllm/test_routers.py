@@ -86,7 +86,7 @@ def test_chosen_experts_and_weights_are_vllm_s(name, function):
     scores, error = selection_scores(config, logits, bias)
     masked, unclear = masked_by_groups(config, scores, 2 * error)
     best = masked.topk(config.top_k + 1, dim=-1)
-    # Two scores that float32 cannot tell apart are one number to vLLM's.
+    # Two scores that are equal in float32 are one number to vLLM's.
     apart = 2 * (error.amax(-1) + 4 * E24 * scores.abs().amax(-1) + 8 * E24)
     unclear |= (best.values[:, -2] - best.values[:, -1]) <= apart
     same = same_experts(ids, our_ids)

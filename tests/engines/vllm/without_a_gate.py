@@ -15,7 +15,7 @@ class Extension:
 
 
 class _Platform:
-    """vLLM's platform, but for the answer to the one question that the description of a layer asks."""
+    """vLLM's platform, with another answer to the one query of the layer's description."""
 
     def __init__(self, own) -> None:
         self._own = own

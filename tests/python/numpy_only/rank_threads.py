@@ -8,7 +8,7 @@ from layers import config, on_threads, weights
 
 
 def on_ranks(world, body, connect=None):
-    """body(exchange) on a thread for each rank; what each returned or raised, by rank."""
+    """Runs body(exchange) on a thread for each rank. Returns its results or exceptions by rank."""
     group = nv.ThreadGroup(world)
     results = [None] * world
 
@@ -18,7 +18,7 @@ def on_ranks(world, body, connect=None):
             results[index] = body(exchange)
             exchange.barrier()  # a rank that is dropped here would end the others
         except Exception as error:
-            results[index] = error.with_traceback(None)  # whose frames would keep the exchange
+            results[index] = error.with_traceback(None)  # frames would keep the exchange alive
 
     on_threads(world, rank)
     return results

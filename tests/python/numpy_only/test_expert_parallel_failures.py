@@ -25,7 +25,7 @@ def test_what_one_rank_gets_wrong_all_raise(change, text):
     def run(exchange):
         with pytest.raises(ValueError, match=text.replace("[", r"\[")):
             open_over(exchange, **(change if exchange.rank == 1 else {}))
-        return open_over(exchange)  # and nothing is broken by it
+        return open_over(exchange)  # the failure breaks nothing
 
     on_two(run)
 

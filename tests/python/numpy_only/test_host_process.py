@@ -1,4 +1,4 @@
-"""The module in a process that forks, is interrupted, ends during calls, and shares what must not be shared."""
+"""The module in a process that forks, is interrupted, ends during calls, and shares objects that must not be shared."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ time.sleep(float(sys.argv[1]))
         assert (done.returncode, done.stderr) == (0, ""), attempt
 
 
-# ---- what must not be shared
+# ---- objects that must not be shared
 
 
 def test_two_runs_in_one_workspace_are_busy_or_right():

@@ -1,4 +1,4 @@
-"""MoeLayer, MoeConfig and Nvfp4Linear as NumPy arrays see them. What the numbers must be is test_layer_properties.py's.
+"""MoeLayer, MoeConfig and Nvfp4Linear with NumPy arrays. test_layer_properties.py checks the numbers.
 
 Long because every method of the three classes has its test here.
 """
@@ -39,7 +39,7 @@ def opened(w=None, chosen=None, **options) -> nv.MoeLayer:
     return nv.MoeLayer.from_tensors(chosen or config(), **{"max_tokens": 16, **(w or weights()), **options})
 
 
-# ---- what runs
+# ---- runs
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
@@ -165,7 +165,7 @@ def test_input_scales_are_the_maximum_over_all_experts():
     assert one.describe()["activation_scale"] == {"hidden": 2.0**-5, "intermediate": pytest.approx(0.03)}
 
 
-# ---- what a layer tells
+# ---- descriptions
 
 
 def test_a_layer_tells_what_it_is():
@@ -449,7 +449,7 @@ def test_a_checkpoints_layer(model, tmp_path):
     w4a16 = part()
     assert w4a16.config.activation_format == "bf16" and (w4a16.first_expert, w4a16.expert_count) == (2, 1)
     assert np.array_equal(w4a16.run(*inputs), part().run(*inputs)) and len(list((tmp_path / "cache").iterdir())) == 1
-    # A flipped bit of the packed bytes is found, unless that is not asked for; then the layer runs on what is there.
+    # A flipped bit of the packed bytes is found, unless cache_trusted is set: then the layer runs on the wrong bytes.
     (entry,) = (tmp_path / "cache").iterdir()
     good = entry.read_bytes()
     entry.write_bytes(good[:8192] + bytes([good[8192] ^ 1]) + good[8193:])

@@ -46,8 +46,8 @@ TAIL_LINES = 60
 SANITIZED = "CudaLayer.*:Sm90SmallLayer.*:Sm90SmallRequantize.*:Sm90WideTiles.*:*Fp4Layer.ARunIsItsSteps*:*OnADevice.AFewTokens*:*CudaPeers.All*/1"
 BENCH_TOKENS = "1,4,16,64,256,1024,4096"
 BOUND_TOKENS = "16,32,64,96,128,256,384,512,768,1024"  # 1 to 64 rows an expert
-CONFIGURATIONS = 3  # that each of Blackwell's backends has
-PARTS = ("tests", "sanitizers")  # of ./dev gpu too, each less than ten minutes on 16 cores
+CONFIGURATIONS = 3  # in each of Blackwell's backends
+PARTS = ("tests", "sanitizers")  # also for ./dev gpu; each takes less than ten minutes on 16 cores
 
 
 @dataclass
@@ -74,7 +74,7 @@ def chosen_device():
 
 
 def steps_of(options, tools, capability):
-    """The list of steps. capability: "12.0"; of the device, or the emulated one."""
+    """Returns the list of steps. capability: "12.0", of the device or of the emulated one."""
     emulated = options.emulate is not None
     preset = "cpu" if emulated else "gpu"
     build = f"build/{preset}"
@@ -184,7 +184,7 @@ def steps_of(options, tools, capability):
             needs="build",
         ),
     ]  # fmt: skip
-    if capability.split(".")[0] in ("10", "12"):  # bounds of other architectures were measured
+    if capability.split(".")[0] in ("10", "12"):  # on other architectures the bounds were measured
         shows = "microseconds of each GEMM configuration, whose bounds on Blackwell are arithmetic"
         count = 1 if emulated else CONFIGURATIONS
         commands = [[*forced, "--format", "nvfp4", "--configuration", str(i)] for i in range(count)]
@@ -250,7 +250,7 @@ def run_command(command, environment, log, limit_s):
 
 
 def run_step(step, folder):
-    """The step's entry of the report, its texts not yet scrubbed."""
+    """Makes the step's entry of the report. Its texts are not scrubbed yet."""
     log = folder / f"{step.name}.log"
     log.unlink(missing_ok=True)
     start, text, bad, code = time.monotonic(), "", "", 0

@@ -70,7 +70,7 @@ def new(facts, capability, begun):
 
 
 def read(path):
-    """The report of a file that write made."""
+    """Reads the report from a file that write made."""
     _, mark, text = pathlib.Path(path).read_text().partition(MARK)
     if not mark:
         raise ValueError(f"{pathlib.Path(path).name}: expected a report with a line {MARK!r}")
@@ -97,7 +97,7 @@ def take_over(report, path):
 
 
 def put(report, entry):
-    """Adds a step's entry, or puts it in place of the one of that name."""
+    """Adds a step's entry, or replaces the one of that name."""
     for index, other in enumerate(report["steps"]):
         if other["name"] == entry["name"]:
             report["steps"][index] = entry
@@ -126,7 +126,7 @@ def verdict(report, names):
 
 
 def write(report, path, names):
-    """The report, in one go: a stop in the middle leaves the one before."""
+    """Writes the report at once: if the process stops in the middle, the earlier one remains."""
     report["verdict"] = verdict(report, names)
     path = pathlib.Path(path)
     beside = path.with_name(path.name + ".new")

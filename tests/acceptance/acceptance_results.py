@@ -10,7 +10,7 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NVCC = (12, 9)  # the least, as in cmake/cuda_language.cmake
-MOST_NAMED = 200  # failed tests; and reasons of skipped ones
+MOST_NAMED = 200  # for failed tests, and for reasons of skipped ones
 
 CTEST_LINE = re.compile(r"^ *\d+/\d+ +Test +#\d+: (\S+)(?: +# GetParam.*?)? \.+(.*?) +(\d+\.\d+) sec", re.MULTILINE)
 # Tests without a backend suffix run on the backend that the device gets.
@@ -18,7 +18,7 @@ ON_ANY_DEVICE = ("cuda/CudaLayer.", "cuda/CApiOnGpu.")
 
 
 def end_in_words(code, limit_s, printed):
-    """How a command ended, other than well: code as of run_command."""
+    """Describes how a command failed. code: as in run_command."""
     if code == "time limit":
         return f"did not end within {limit_s} s"
     if code == "cannot be ended":
@@ -29,7 +29,7 @@ def end_in_words(code, limit_s, printed):
 
 
 def cannot_begin(nvcc, capability):
-    """Why the acceptance cannot begin with that compiler (the last line of nvcc --version) and GPU; "" if it can."""
+    """Returns why the acceptance cannot begin with that compiler (the last line of nvcc --version) and GPU, or ""."""
     if not nvcc or not re.fullmatch(r"\d+\.\d", capability):
         return "expected nvcc on PATH and a GPU that nvidia-smi lists"
     release = re.search(r"cuda_(\d+)\.(\d+)", nvcc)
@@ -49,7 +49,7 @@ def said_lines(text):
 
 
 def backend_of(capability):
-    """The backend that goes first on a device of that compute capability ("12.0")."""
+    """Returns the preferred backend of a device of that compute capability ("12.0")."""
     own = {"9": "sm90", "10": "sm100", "12": "sm120"}.get(capability.split(".")[0], "cuda")
     return own if (ROOT / "src/backend" / own).is_dir() or own == "cuda" else "cuda"
 
@@ -126,7 +126,7 @@ def doctor_facts(capability):
 
 
 def width_of(sum_):
-    """The largest d up to which all of a small part, 1 / 2^d of the large one, is left."""
+    """Returns the largest d for which a sum keeps all of a small part, 1 / 2^d of the large one."""
     left = sum_["of_small_left_for_d_from_2"]
     bits = 1
     while bits - 1 < len(left) and left[bits - 1] == 1:
@@ -166,7 +166,7 @@ def probe_findings(capability):
 
 
 def short_name(kernel):
-    """sm120_gemm1_kernel<0> of a demangled name."""
+    """Shortens a demangled name to sm120_gemm1_kernel<0>."""
     return re.sub(
         r"\(anonymous namespace\)::|\(nvfp4_moe::internal::\w+\)|nvfp4_moe::internal::|\b\w+::|^void |(?<=\d)ul\b|\([^()]*\)$",
         "",

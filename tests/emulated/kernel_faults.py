@@ -26,7 +26,8 @@ class Edit:
 
 @dataclasses.dataclass
 class Fault:
-    """`kernels` is a pattern of names. `order`: the checker of order must see it; else the test's own values must."""
+    """`kernels` is a pattern of names. `order`: the checker of order must detect it; otherwise the test's own values
+    must."""
 
     name: str
     what: str
@@ -34,7 +35,7 @@ class Fault:
     edits: list
     test: str
     order: bool = True
-    multiprocessors: int = 8  # fewer give each cta more work tiles
+    multiprocessors: int = 8  # fewer of them give each CTA more work tiles
 
 
 PLAIN = "8.0 test_cuda CudaLayer.RunsReplacesAndUnpacks"
@@ -227,7 +228,7 @@ FAULTS = [
 
 
 def edited(fault, kernel, text):
-    """The module's text with the fault in that kernel, and whether anything was found to edit."""
+    """Returns the module's text with the fault in that kernel, and whether there was anything to edit."""
     if not re.search(fault.kernels, kernel):
         return text, False
     begin = text.index(f".entry {kernel}(")

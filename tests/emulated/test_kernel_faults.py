@@ -14,7 +14,7 @@ import sys
 import pytest
 from kernel_faults import FAULTS
 
-# Faults that no test sees, with the reason.
+# Faults that no test detects, with the reason.
 SURVIVORS = {
     "stores_before_the_kernel_before": "consumers store only after their producer's bytes, which come after its own wait",
     "tensor_stores_before_the_kernel_before": "the epilogue stores only after gathered rows, which come after their own wait",

@@ -40,7 +40,7 @@ def emulator(machine, cpu):
 
 
 def emulate(qemu, *command):
-    """Returns the finished process. stderr goes into stdout: qemu warns of features that it does not emulate, as
+    """Returns the finished process. Its output includes qemu's warnings of features that it does not emulate, such as
     transactional memory."""
     return subprocess.run([*qemu, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -17,7 +17,7 @@ def batch(seed=0, tokens=9):
 
 
 def of_experts(inputs, here):
-    """The inputs, in which experts elsewhere add nothing."""
+    """Returns the inputs with all other experts' ids set to -1, so that they add nothing."""
     hidden, ids, weights = inputs
     return hidden, torch.where(torch.isin(ids, torch.tensor(list(here))), ids, -1), weights
 
@@ -34,7 +34,7 @@ def stacks(model):
 
 
 def slice_of(model, number, of=2):
-    """The model with a tensor parallel rank's part of the intermediate dimension."""
+    """Returns the model with a tensor parallel rank's part of the intermediate dimension."""
     inner, cut = models.INNER // of, {}
     for key, (codes, scales, tensor_scale) in model.experts.items():
         if key[2] == "down_proj":

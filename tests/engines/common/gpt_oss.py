@@ -79,7 +79,7 @@ def expert_tensors(form: str, stem: str, name: str, matrix: tuple[torch.Tensor, 
 
 
 def write(directory: Path, form: str, model: Model) -> Path:
-    """A checkpoint of the form."""
+    """Writes a checkpoint of the form."""
     tensors = dict(model.dense)
     for (layer, name), matrix in model.experts.items():
         tensors |= expert_tensors(form, f"model.layers.{layer}.mlp.experts", name, matrix)
@@ -91,12 +91,12 @@ def write_all(root: Path, model: Model) -> dict[str, Path]:
 
 
 def with_experts_of(other: Model, model: Model) -> Model:
-    """The model with the experts and biases of the other, in a model's attention and routers."""
+    """Returns the model with the experts and biases of the other; attention and routers stay."""
     return Model(other.experts, model.dense | {name: t for name, t in other.dense.items() if ".experts." in name})
 
 
 def with_biases(model: Model, change) -> Model:
-    """The model with other biases of experts: change(name, tensor) of each."""
+    """Returns the model with changed biases of experts: change(name, tensor) for each."""
     return Model(
         model.experts,
         {name: change(name, tensor) if ".experts." in name else tensor for name, tensor in model.dense.items()},
@@ -117,7 +117,7 @@ NAME = "model.layers.0.mlp.experts"
 
 
 def _matrices(generator: torch.Generator, inner: int) -> dict:
-    """{"gate_up", "down"}: (codes, scales) of all experts, with inner channels."""
+    """Returns {"gate_up", "down"}: (codes, scales) of all experts, with `inner` channels."""
     made = {}
     for name, rows, columns in (("gate_up", 2 * inner, HIDDEN), ("down", HIDDEN, inner)):
         codes = torch.randint(0, 256, (EXPERTS, rows, columns // 2), generator=generator, dtype=torch.uint8)
@@ -140,7 +140,7 @@ def batch(seed: int = 0):
 
 
 def library(model, inputs, columns=slice(None), down_bias=1, **options):
-    """The library's layer over the same numbers, or over a slice of the intermediate dimension."""
+    """Runs the library's layer over the same numbers, or over a slice of the intermediate dimension."""
     from nvfp4_moe._mxfp4 import cast_mxfp4
 
     (codes, scales), down = (model.experts[0, name] for name in ("gate_up", "down"))

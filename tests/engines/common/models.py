@@ -30,7 +30,7 @@ class Matrix(NamedTuple):
     tensor_scale: torch.Tensor
 
     def floats(self) -> torch.Tensor:
-        """Dequantized here, so that the twin shares nothing with the library."""
+        """Dequantized here, so that the twin shares no code with the library."""
         both = torch.stack([self.codes & 15, self.codes >> 4], -1)
         values = E2M1[(both & 7).long()] * torch.where(both >= 8, -1.0, 1.0)
         scales = self.scales.view(torch.float8_e4m3fn).float() * self.tensor_scale
@@ -52,7 +52,7 @@ def mxfp4_floats(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def quantized(weight: torch.Tensor, exponent: int) -> Matrix:
-    """A weight times 2^exponent, with that tensor scale."""
+    """Quantizes a weight times 2^exponent with that tensor scale."""
     scale = 2.0**exponent
     codes, scales, _ = nvfp4_moe.quantize(weight * scale, tensor_scale=scale)
     return Matrix(codes, scales, torch.tensor(scale))
@@ -90,7 +90,7 @@ def make(seed: int) -> Model:
 
 
 def with_quantization(quantization: dict | None, fields: dict) -> dict:
-    """A config.json of these fields and those that all models here have."""
+    """Returns a config.json with these fields and those that all models here have."""
     common = {
         "bos_token_id": 1, "eos_token_id": 2, "dtype": "bfloat16", "head_dim": HEAD,
         "hidden_size": HIDDEN, "tie_word_embeddings": False, "vocab_size": VOCABULARY,
@@ -120,7 +120,7 @@ def _modelopt(algorithm: str) -> dict:
 
 
 def mixed_layers(stems: list[str], projections=tuple(EXPONENTS)) -> dict:
-    """quantized_layers of ModelOpt: NVFP4 in the first module of experts, W4A16 in the second."""
+    """Returns ModelOpt's quantized_layers: NVFP4 in the first module of experts, W4A16 in the second."""
     return {
         f"{stem}.{expert}.{name}": {"quant_algo": algorithm, "group_size": 16}
         for stem, algorithm in zip(stems, ("NVFP4", "W4A16_NVFP4"), strict=True)
@@ -153,7 +153,7 @@ def _compressed(activations: bool) -> dict:
 
 
 def quantization(form: str) -> dict | None:
-    """quantization_config of a form."""
+    """Returns the quantization_config of a form."""
     return {
         "modelopt": lambda: _modelopt("NVFP4"),
         "modelopt_w4a16": lambda: _modelopt("W4A16_NVFP4"),
@@ -165,7 +165,7 @@ def quantization(form: str) -> dict | None:
 
 
 def expert_tensors(form: str, name: str, matrix: Matrix) -> dict[str, torch.Tensor]:
-    """One matrix's tensors as a form's checkpoint names them. name ends in the projection."""
+    """Names one matrix's tensors as a form's checkpoint does. name ends in the projection."""
     scales = matrix.scales.view(torch.float8_e4m3fn)
     if form == "twin":
         return {f"{name}.weight": matrix.floats().bfloat16()}
@@ -194,7 +194,7 @@ def save(directory: Path, tensors: dict[str, torch.Tensor], config: dict) -> Pat
 
 
 def write(directory: Path, form: str, model: Model, config=config, stem="model.layers.{}.mlp.experts") -> Path:
-    """A checkpoint of the form. config, stem: another model's config and module of experts."""
+    """Writes a checkpoint of the form. config, stem: another model's config and module of experts."""
     tensors = dict(model.dense)
     for (layer, expert, projection), matrix in model.experts.items():
         tensors |= expert_tensors(form, f"{stem.format(layer)}.{expert}.{projection}", matrix)
@@ -202,7 +202,7 @@ def write(directory: Path, form: str, model: Model, config=config, stem="model.l
 
 
 def write_all(root: Path, model: Model) -> dict[str, Path]:
-    """Every form of one model below root: {form: directory}."""
+    """Writes every form of one model below root: {form: directory}."""
     return {form: write(root / form, form, model) for form in FORMS}
 
 

@@ -40,7 +40,7 @@ class Truth:
         seen = []
 
         def route(gate, inputs, output):
-            """A gate's (logits, weights, experts), with the swaps of its layer in."""
+            """Returns a gate's (logits, weights, experts) after the swaps of its layer."""
             logits = F.linear(inputs[0].reshape(-1, inputs[0].shape[-1]), gate.weight, getattr(gate, "bias", None))
             here = {position: pair for (layer, position), pair in swaps.items() if layer == len(seen)}
             seen.append(logits)
@@ -105,7 +105,8 @@ class Errors:
 
 
 def _flip(routers, logits, errors):
-    """The first position at which another set of experts is chosen than the truth's, or how many there are."""
+    """Returns the first position at which the run chose another set of experts than the truth, or the number of
+    positions."""
     positions = len(routers[0]["experts"])
     for position in range(positions):
         for said, exact in zip(routers, logits, strict=True):

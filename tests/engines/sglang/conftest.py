@@ -16,7 +16,7 @@ ROOT = HERE.parents[2]
 
 sys.path.insert(0, str(HERE.parent / "common"))  # models, truth
 sys.path.insert(0, str(ROOT / "tests/python"))  # moe_reference: the layer in float64, as intervals
-sys.path.append(str(HERE / "stubs"))  # after the real ones, if there are any
+sys.path.append(str(HERE / "stubs"))  # after the real ones, if they are installed
 sys.path.append(str(HERE.parent))
 
 import install  # noqa: E402
@@ -24,7 +24,7 @@ from processes import Process  # noqa: E402
 
 
 def pytest_ignore_collect(collection_path):
-    """Nothing of the stand-ins is a test."""
+    """The stand-ins contain no tests."""
     return (HERE / "stubs") in collection_path.parents or None
 
 
@@ -53,7 +53,7 @@ def plugin_path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sglang(plugin_path):
-    """SGLang with its plugins loaded; entry points of pyproject.toml, so that the name there is tested too."""
+    """SGLang with its plugins loaded from pyproject.toml's entry points, so that the name there is tested too."""
     # Layers are compared with the library's in bf16, unless a test sets another format.
     os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "NVFP4_MOE_THREADS": "1", "NVFP4_MOE_ACTIVATIONS": "bf16"}
     sys.path.insert(0, str(plugin_path))

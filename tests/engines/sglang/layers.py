@@ -83,7 +83,7 @@ def pack(layer):
 
 
 def served(sglang, form, model, inputs, *, ep=(1, 0), tp=(1, 0), **options):
-    """The output of one rank's layer, made, loaded and run as SGLang does."""
+    """Makes, loads and runs one rank's layer as SGLang does, and returns its output."""
     with rank(sglang, ep=ep, tp=tp):
         layer = make_layer(form, model, **options)
         load(layer, form, model)

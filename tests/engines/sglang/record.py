@@ -5,7 +5,7 @@ import os
 
 
 def before_forward(layer, hidden_states, topk_output, *rest, **named):
-    """(layer, (T, E) router logits, (T, top_k) experts), from one rank: all see the same."""
+    """Records (layer, (T, E) router logits, (T, top_k) experts) of one rank: all ranks have the same."""
     if layer.moe_ep_rank == 0 and layer.moe_tp_rank == 0:
         said = {
             "layer": layer.layer_id,

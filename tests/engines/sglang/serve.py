@@ -25,12 +25,13 @@ PROMPTS = [
 ]
 NEW_TOKENS, TOP = 12, 20
 CPU = {"device": "cpu", "attention_backend": "torch_native"}
-# Neither backend is flashinfer, which is of GBs and built by a JIT compiler.
+# Neither backend is flashinfer, which takes gigabytes and is built by a JIT compiler.
 GPU = {"device": "cuda", "attention_backend": "triton"}
 
 
 def by_token(steps):
-    """SGLang's lists of (log-probability, token, text), without the first of a prompt, which has none."""
+    """SGLang's lists of (log-probability, token, text), without the first token of a prompt, which has no
+    log-probability."""
     return [{token: value for value, token, _ in step} for step in steps if step]
 
 

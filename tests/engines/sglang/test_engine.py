@@ -11,7 +11,7 @@ import pytest
 from engines import ON_GPU, TWO_RANKS, on_cpu_only, on_gpu_only, two_devices
 from truth import Truth
 
-# Graphs of decoding and of prefill, as SGLang serves by default, for the few sizes that occur.
+# Graphs of decoding and of prefill, which SGLang uses by default, for the few sizes that occur.
 GRAPHS = {
     "record": False, "disable_cuda_graph": False, "disable_overlap_schedule": False,
     "cuda_graph_bs_decode": [1, 2, 4], "cuda_graph_bs_prefill": [4, 8, 16],

@@ -68,7 +68,7 @@ def make_layer(prefix=NAME, **options):
 
 
 def load(layer, model, inner=gpt_oss.INNER):
-    """The published tensors through SGLang's own loader of gpt-oss."""
+    """Loads the published tensors through SGLang's own loader of gpt-oss."""
     from sglang.srt.models.gpt_oss import GptOssForCausalLM
 
     loaded = GptOssForCausalLM._load_mxfp4_experts_weights(Holder(layer, inner), tensors(model))
@@ -151,7 +151,8 @@ def test_what_no_file_brings_is_an_error(sglang, configured, model, lost):
 
 
 def test_the_models_own_block_selects_and_computes(sglang, configured, model):
-    """SGLang's GptOssSparseMoeBlock, its router with a bias and all, against transformers' experts of its decisions."""
+    """SGLang's GptOssSparseMoeBlock, including its router with a bias, against transformers' experts at its
+    decisions."""
     from sglang.srt.layers.quantization.mxfp4 import Mxfp4Config
     from sglang.srt.models.gpt_oss import GptOssSparseMoeBlock
 

@@ -81,7 +81,7 @@ def test_the_routed_scaling_factor_is_applied_once(sglang, configured, any_model
     expected = library(any_model, inputs)
     with rank(sglang):
         layer = make_layer("modelopt", any_model, routed_scaling_factor=2.5)
-        assert layer.should_fuse_routed_scaling_factor_in_topk  # the router's weights have it
+        assert layer.should_fuse_routed_scaling_factor_in_topk  # the router's weights include it
     assert torch.equal(served(sglang, "modelopt", any_model, inputs, routed_scaling_factor=2.5), expected)
     assert torch.equal(served(sglang, "compressed_w4a4", any_model, inputs, routed_scaling_factor=2.5), expected * 2.5)
 
@@ -183,7 +183,7 @@ def test_parameters_are_freed_and_can_be_loaded_again_in_place(sglang, configure
                 run(layer, *inputs)
             pack(layer)
             first = run(layer, *inputs)
-            layer.quant_method.process_weights_after_loading(layer)  # a second call has nothing to do
+            layer.quant_method.process_weights_after_loading(layer)  # a second call does nothing
             assert torch.equal(run(layer, *inputs), first)
             state = layer.scheme._experts if layer.scheme is not None else layer.quant_method.nvfp4_moe_state
             handle = state.ready().layer.handle
@@ -196,7 +196,7 @@ def test_parameters_are_freed_and_can_be_loaded_again_in_place(sglang, configure
                 run(layer, *inputs)
             pack(layer)
             assert torch.equal(run(layer, *inputs), library(other, inputs))
-            assert state.ready().layer.handle == handle  # captured graphs hold it
+            assert state.ready().layer.handle == handle  # captured graphs contain it
 
 
 def test_an_expert_that_no_file_brings_is_an_error(sglang, configured, any_model):

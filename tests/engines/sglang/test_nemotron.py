@@ -43,7 +43,8 @@ def rounds_of(served, job):
 def test_each_form_says_what_transformers_says(served, faults, job):
     (run,) = rounds_of(served, job)
     assert faults(run, job) == []
-    # The factor of the routed experts is in the router's weights for ModelOpt, and the runner's for compressed-tensors.
+    # The factor of the routed experts is in the router's weights for ModelOpt, and in the runner for
+    # compressed-tensors.
     producer = "modelopt" if job.startswith("modelopt") else "compressed_w4a4"
     assert run == served(producer)[0][0], "the same numbers in each form of a producer, to the last bit"
 

@@ -1,6 +1,6 @@
-"""Engines are started once a session, in processes of their own, and their results shared by all tests.
+"""Engines are started once per session, in processes of their own, and all tests share their results.
 
-Run by ./dev engines vllm in an environment that has vLLM and torch; without vLLM every test is skipped by name.
+Run by ./dev engines vllm in an environment that has vLLM and torch. Without vLLM every test is skipped by name.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def serve_data_parallel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def vllm_config():
-    """The ranks of one process, and a config that is current, as vLLM's parameters need them."""
+    """Sets up the ranks of one process and a current config, which vLLM's parameters need."""
     import deepseek_v4
     from vllm.config import VllmConfig, set_current_vllm_config
 

@@ -20,7 +20,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it is built by a JIT compiler, and greedy choices need none
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # a JIT compiler builds it; greedy choices do not need it
 
 PROMPTS = [[7, 11, 13, 17, 19, 23], [101, 99, 250, 301, 5], [300, 3, 77]]
 
@@ -60,7 +60,7 @@ def record_routers(model) -> dict:
 
 
 def generate(llm, tokens: int, kept: dict) -> list[dict]:
-    """Greedy, a prompt at a time, so that the routers see one prompt's tokens in order."""
+    """Generates greedily, one prompt at a time, so that the routers get one prompt's tokens in order."""
     from vllm import SamplingParams
 
     asked = SamplingParams(

@@ -32,8 +32,8 @@ def layer(**options):
 
 @pytest.fixture
 def plan_of(monkeypatch, vllm_config):
-    """plan_of(quantization, name, **options of the layer): of the config that vLLM makes of a config.json's
-    quantization_config."""
+    """plan_of(quantization, name, **options of the layer): makes the plan from the config that vLLM makes of a
+    config.json's quantization_config."""
 
     from vllm.model_executor.layers.quantization import get_quantization_config
 
@@ -88,7 +88,8 @@ def test_modelopts_weight_only_groups_beside_nvfp4(plan_of, inputs):
 
 
 def with_another_group(targets, rest, **changes):
-    """compressed_w4a4, with a first group of these targets and changes, and the rest of projections in a second."""
+    """Returns compressed_w4a4 with a first group of these targets and changes, and a second group of the `rest`
+    projections."""
     quantization = models.quantization("compressed_w4a4")
     first = quantization["config_groups"]["group_0"]
     other = dict(first, targets=targets, **changes)
@@ -102,12 +103,12 @@ def with_another_group(targets, rest, **changes):
     [
         (["re:.*down_proj"], None, "bf16"),
         (["re:.*experts.*down_proj$"], 8, "fp8"),
-        (["re:^(?!.*experts).*_proj$"], None, "int8_block"),  # every projection but experts'
+        (["re:^(?!.*experts).*_proj$"], None, "int8_block"),  # every projection except the experts'
     ],
     ids=str,
 )
 def test_groups_that_differ_by_projection(plan_of, targets, bits, expected):
-    """The layer runs at the most precise that its matrices declare. Patterns are matched as their producer does."""
+    """The layer runs in the most precise format that its matrices declare. Patterns match as in their producer."""
     inputs = models.quantization("compressed_w4a4")["config_groups"]["group_0"]["input_activations"]
     inputs = dict(inputs, num_bits=bits, strategy="token", dynamic=True, group_size=None) if bits else None
     quantization = with_another_group(targets, models.EXPONENTS, input_activations=inputs)

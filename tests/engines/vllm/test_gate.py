@@ -101,7 +101,7 @@ def test_a_gate_computes_what_vllms_does_within_its_rounding(quant_config, monke
     assert len(calls) == 1
     exact = x.double() @ layer.weight.data.double().T
     magnitude = x.double().abs() @ layer.weight.data.double().abs().T
-    # Ten additions in fp32 (docs/explanation/numerics.md, section 12) and a rounding to bf16, of half a step of 2^-8.
+    # Ten additions in fp32 (docs/explanation/numerics.md, section 12) and one rounding to bf16, half a step of 2^-8.
     bound = 1.01 * 10 * 2.0**-24 * magnitude + 2.0**-8 * exact.abs()
     assert ((logits.double() - exact).abs() <= bound).all()
     assert ((logits.double() - stock.double()).abs() <= 2 * bound + HIDDEN * 2.0**-24 * magnitude).all()

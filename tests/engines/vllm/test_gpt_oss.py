@@ -1,6 +1,7 @@
-"""vLLM's real engine over a tiny gpt-oss as it is published: MXFP4 experts with biases, rows of gate and up in turn.
+"""vLLM's real engine over a tiny gpt-oss as it is published: MXFP4 experts with biases, and alternate rows of gate and
+up.
 
-The stock engine serves the twin in bfloat16; its own kernel for MXFP4 needs AMX on a CPU.
+The stock engine serves the twin in bfloat16, because its own kernel for MXFP4 needs AMX on a CPU.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def ranked(paths, serve):
 
 @pytest.mark.parametrize("how", ["slices", "experts"])
 def test_two_ranks_count_each_bias_once(ranked, judged, how):
-    """Twice down's bias is beyond the bound that this run keeps: a test above."""
+    """Down's bias counted twice exceeds the bound of this run: a test above shows it."""
     judged(judge_without_routers, ok(ranked[how])["runs"][0], how)
 
 

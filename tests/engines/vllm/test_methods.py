@@ -12,7 +12,8 @@ TOKENS = 11
 
 
 def loaded(methods, kind="modelopt", local=None, expert_map=None, on_input=False, top_k=TOP_K, seed=0):
-    """A method and its layer, weights loaded and not yet processed. local: the global ids of the rank's experts."""
+    """Returns a method and its layer, with weights loaded but not processed. local: the global ids of the rank's
+    experts."""
     here = list(range(EXPERTS)) if local is None else local
     layer = Layer(moe_config(len(here), top_k), expert_map, on_input)
     method = layers.with_parameters(methods, kind, layer)
@@ -260,7 +261,7 @@ def test_a_checkpoint_s_negative_scale_is_refused_where_a_dummy_s_is_not(methods
 
 
 def test_compiled_the_layer_is_the_same_and_follows_its_handle(methods):
-    """The graph takes the handle as a tensor: another layer's tensor makes it another layer."""
+    """The graph takes the handle as a tensor, so another layer's tensor runs that layer."""
     method, layer = made(methods)
     other, other_layer = made(methods, seed=1)
     hidden, router_weights, ids = batch()

@@ -58,7 +58,7 @@ def gpt_oss_layer(methods, model, tp=(1, 0), here=None):
 
 
 def load_gpt_oss(layer, model, experts, absent=()):
-    """An expert at a time, as gpt-oss' own load_weights does. absent: experts that the files lack."""
+    """Loads one expert at a time, as gpt-oss' own load_weights does. absent: experts missing in the files."""
     for shard, part in (("w13", "gate_up"), ("w2", "down")):
         codes, scales = model.experts[0, part]
         tensors = {"weight": codes, "weight_scale": scales}
@@ -97,7 +97,7 @@ def test_gpt_oss_is_the_librarys_layer_and_transformers_own(methods, model):
 
 @pytest.mark.parametrize("model", [gpt_oss.make(5), gpt_oss.of_three_blocks(9)], ids=["halves", "three blocks"])
 def test_ranks_get_whole_blocks_and_the_last_what_is_left_and_count_down_s_bias_once(methods, model):
-    """The parameters of a rank with less are padded with zeros, which add nothing."""
+    """A rank with fewer channels pads its parameters with zeros, which add nothing."""
     inputs = gpt_oss.batch(1)
     gpt_oss.check_slices(model, inputs, lambda n: run(*gpt_oss_layer(methods, model, tp=(2, n)), *inputs))
 

@@ -22,7 +22,7 @@ def plain_environment(monkeypatch):
 
 @pytest.fixture
 def vllm_config(monkeypatch):
-    """The config that vLLM would have current while it builds a model."""
+    """The config that is current in vLLM while it builds a model."""
     from nvfp4_moe.vllm import plan
 
     current = types.SimpleNamespace(additional_config={}, load_config=types.SimpleNamespace(load_format="auto"))

@@ -54,7 +54,7 @@ def test_registering_twice_leaves_the_first_registration_under_vllm_s_names():
 
 
 def test_a_config_reaches_another_process():
-    """vLLM sends it to its workers, which may read it before they have loaded plugins."""
+    """vLLM sends a config to its workers, which may read it before they load plugins."""
     plugin.register()
     config = registered("modelopt_fp4")(is_checkpoint_nvfp4_serialized=True, exclude_modules=["lm_head"])
     code = (
@@ -101,7 +101,7 @@ def test_the_entry_point_costs_nothing_before_a_method_is_asked_for():
 
 
 def test_a_module_that_cannot_be_imported_is_waited_for(tmp_path, monkeypatch):
-    """Finding a module, and an import that fails, lose no call; an import that works makes it once."""
+    """Finding a module, or an import that fails, loses no call. An import that works makes the call once."""
     from nvfp4_moe.vllm import late
 
     module, calls = tmp_path / "late_one.py", []

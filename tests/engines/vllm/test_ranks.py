@@ -31,7 +31,7 @@ SENTENCE = "nvfp4-moe leaves the sums over ranks of layers such as model.layers.
 def two_processes(kind: str, root: Path) -> list[dict]:
     """Returns ranks.py's result of each rank."""
     environment = clean_environment(
-        VLLM_BATCH_INVARIANT="1",  # without which bf16 rows on CPUs depend on how many an expert has
+        VLLM_BATCH_INVARIANT="1",  # without it bf16 rows on CPUs depend on the number of rows of an expert
         VLLM_HOST_IP="127.0.0.1",
         GLOO_SOCKET_IFNAME="lo",
         NVFP4_MOE_THREADS="1",
@@ -188,7 +188,7 @@ class Linked:
 
 def test_gpus_that_cannot_be_connected_are_left_to_vllm_and_a_missing_rank_is_an_error(fitting, monkeypatch):
     monkeypatch.setattr(ranks, "torch_exchange", lambda group, timeout: Linked())
-    group_type = type("Group", (), {"cpu_group": None})  # which may be referred to weakly
+    group_type = type("Group", (), {"cpu_group": None})  # a class can be referred to weakly
     made = group_type()
     for _ in range(2):
         with pytest.raises(ranks.NoExchange, match="expected all ranks on one host"):
@@ -264,7 +264,7 @@ def test_data_parallel_ranks_say_what_one_rank_says(made, one_rank, serve_data_p
 
 @cpus_only
 def test_sequence_parallel_ranks_are_as_near_to_the_truth(made, judge, serve_data_parallel):
-    """Two data parallel ranks, each of two tensor parallel ones, which have parts of its tokens in a MoE layer."""
+    """Two data parallel ranks of two tensor parallel ranks each, which have parts of its tokens in a MoE layer."""
     given = job("split", made[0]["modelopt"], options={"tensor_parallel_size": 2, "distributed_executor_backend": "mp"})
     first, _ = serve_data_parallel([given, given | {"tokens": 3}], {"VLLM_CPU_OMP_THREADS_BIND": "0|1|0|1"})
     judge(ok(first)["runs"][0], "split")

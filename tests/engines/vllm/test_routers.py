@@ -61,7 +61,7 @@ def theirs(config: nv.RouterConfig, logits, bias, function: str):
 
 
 CASES = [(name, "select_experts") for name in ROUTERS]
-# grouped_topk multiplies by the score of each group; without groups and bias it is the plain router's softmax.
+# grouped_topk multiplies by the score of each group. Without groups and bias it equals the plain router's softmax.
 CASES += [(name, "grouped_topk") for name, r in ROUTERS.items() if r.num_expert_group > 1 or r.correction_bias]
 
 

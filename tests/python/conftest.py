@@ -44,7 +44,7 @@ def tool():
 
 @pytest.fixture
 def one_thread():
-    """torch on one thread: over matrices of a few kilobytes its threads only wait for each other."""
+    """torch with one thread: for matrices of a few kilobytes its threads only wait for each other."""
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -99,7 +99,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """made(family) -> directory with original/, modelopt/ and compressed_tensors/, exported once a session."""
+    """made(family) -> directory with original/, modelopt/ and compressed_tensors/, exported once per session."""
     for package in ("torch", "transformers", "modelopt", "compressed_tensors", "safetensors"):
         pytest.importorskip(package)
     import make_checkpoint_vectors as vectors
@@ -120,7 +120,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny_originals(tmp_path_factory):
-    """A folder of tiny bf16 models, by kind, made once a session."""
+    """A folder of tiny bf16 models, by kind, made once per session."""
     return tmp_path_factory.mktemp("tiny")
 
 

@@ -23,7 +23,7 @@ def relative_l2(actual: Any, expected: Any) -> float:
 
 
 def decoded(matrix: Any) -> torch.Tensor:
-    """(rows, K) float64 of an expert's matrix as this library holds it."""
+    """Returns an expert's matrix as this library holds it, (rows, K) float64."""
     codes, scales = (torch.as_tensor(np.asarray(matrix[part]))[None] for part in ("codes", "scales"))
     return oracle.decode((codes, scales), 0) * float(matrix["tensor_scale"])
 
@@ -51,7 +51,8 @@ def check_slices_add_up(path: Path, layer: int, batch: Any, first_rows: int, row
 
 
 def from_cache(path: Path, layer: int, batch: Any, cache: Path, **options: Any) -> tuple[nv.MoeLayer, nv.MoeLayer]:
-    """A layer that was packed into a cache, and the one that was mapped from there, which gives the same bits."""
+    """Returns a layer that was packed into a cache, and one that was mapped from it, after checking that both give the
+    same bits."""
     first = nv.MoeLayer.from_checkpoint(path, layer, cache_directory=cache, **options)
     assert len(list(cache.glob("*.packed"))) == 1
     mapped = nv.MoeLayer.from_checkpoint(path, layer, cache_directory=cache, **options)

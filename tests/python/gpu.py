@@ -19,11 +19,11 @@ LAYERS = Path(__file__).resolve().parent / "numpy_only"
 sys.path.insert(0, str(LAYERS))
 import layers  # noqa: E402, F401  small ones, for the tests that take them
 
-SLACK_BYTES = 64 << 20  # of a GPU's memory, which its driver keeps or gives back as it likes
+SLACK_BYTES = 64 << 20  # bytes of a GPU's memory that the driver may keep
 
 
 def why_not() -> str:
-    """Why no layer can be opened on a GPU here; empty if one can."""
+    """Returns why no layer can be opened on a GPU here, or ""."""
     if not torch.cuda.is_available():
         return "torch finds no GPU"
     try:

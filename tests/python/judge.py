@@ -19,7 +19,8 @@ E4M3_THRESHOLDS = (_E4M3[1:] + _E4M3[:-1]) / 2
 
 
 def near_threshold(exact: np.ndarray, thresholds: np.ndarray, roundings: int) -> np.ndarray:
-    """Whether a float32 computation with that many roundings may take exact to the other side of a threshold."""
+    """Returns whether a float32 computation with that many roundings may take exact to the other side of a
+    threshold."""
     magnitude = np.abs(exact)
     above = np.clip(np.searchsorted(thresholds, magnitude), 0, len(thresholds) - 1)
     below = np.clip(above - 1, 0, len(thresholds) - 1)

@@ -59,7 +59,7 @@ def expert_weights(directory: Path, layer: int, experts: int) -> oracle.Weights:
     """A layer's codes, block scales and tensor scales as the files have them."""
     loaded = [nv.load_expert(directory, layer, expert) for expert in range(experts)]
     for one in loaded:
-        one["gate"] = one["gate"] or one["up"]  # of experts without a gate the oracle reads none
+        one["gate"] = one["gate"] or one["up"]  # experts without a gate: the oracle does not read it
     return oracle.Weights(
         *(
             (
@@ -80,7 +80,7 @@ def options_of(layer: nv.MoeLayer) -> oracle.Options:
 def experts_outside(
     module: Nvfp4Experts, call: Call, weights: oracle.Weights, accuracy: oracle.Accuracy = oracle.CONTRACT
 ) -> torch.Tensor:
-    """(T, hidden) bool: the elements that the contract does not allow."""
+    """Returns (T, hidden) bool: the elements that the contract does not allow."""
     hidden, ids, router = call.inputs
     want = oracle.forward(options_of(module.packed), weights, hidden, ids, router.float(), accuracy=accuracy)
     assert not want.free.any()
@@ -92,7 +92,7 @@ def relative_l2(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def lines_of(x: torch.Tensor, activation_format: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lines (R, K) in float64 as a GEMM gets them: quantized values, and the scale (R, 1) of each line."""
+    """Returns lines (R, K) in float64 as a GEMM gets them: quantized values, and the scale (R, 1) of each line."""
     point, scale = oracle.Interval(x, x), torch.ones((len(x), 1), dtype=oracle.F64)
     if activation_format == "nvfp4":
         point, scale = oracle.quantize(point, oracle.LineScales("dynamic_token"))
@@ -106,7 +106,8 @@ def lines_of(x: torch.Tensor, activation_format: str) -> tuple[torch.Tensor, tor
 
 
 def layer_limit(config: nv.MoeConfig, tokens: int) -> float:
-    """Relative L2 of a batch between two correct kernels (docs/explanation/numerics.md, section 8, in its letters)."""
+    """Returns the expected relative L2 between two correct kernels (docs/explanation/numerics.md, section 8, with its
+    symbols)."""
     k = config.hidden_size
     e = 2 * (k / 16 + (2 if config.expert_biases else 1)) * 2.0**-25 * (2 / math.pi) * k**0.5
     rows = tokens * config.top_k * config.intermediate_size

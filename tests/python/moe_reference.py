@@ -114,7 +114,7 @@ def _exact_gemm(k: int, activation_format: str) -> float:
     return 0.0 if activation_format in ("nvfp4", "fp8") else k * 2.0**-52
 
 
-# The activation is computed in double: an exponential of another library, and another order of two operations.
+# The activation is computed in double: another library's exponential, and another order of two operations.
 EXACT = Accuracy(_exact_gemm, 2.0**-50, 0.0, 0.0, False)
 # One partial sum; 4 ulp of fp32 for the exponential and the operations around it, half an ulp for the router weight.
 # exp(-x) overflows fp32 below -88. silu is 0 there instead of up to 88 exp(-88) < 2^-120.
@@ -189,7 +189,7 @@ def next_power_of_two(x: torch.Tensor, times: float = 1.0) -> torch.Tensor:
 
 
 class LineScales(NamedTuple):
-    """How a line (R, K) is quantized: candidates() of its scale, then the two fp32 formulas."""
+    """The quantization of a line (R, K): candidates() of its scale, then the two fp32 formulas."""
 
     kind: str  # dynamic_token, power (of two), compat
     scale: float = 0.0
@@ -202,7 +202,7 @@ class LineScales(NamedTuple):
         low, high = (
             torch.where(a > 0, next_power_of_two(a.clamp(min=2.0**-1000), self.holds).clamp(min=-126), 0) for a in amax
         )
-        low = torch.where((amax.lo == 0) & (amax.hi > 0), -126, low)  # a line of zeros has scale 1, of no effect
+        low = torch.where((amax.lo == 0) & (amax.hi > 0), -126, low)  # a line of zeros has scale 1, without effect
         return Interval(power_of_two(low), power_of_two(high))
 
     def block_scale(self, amax: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
@@ -425,7 +425,8 @@ def _alpha(row_scale: torch.Tensor, tensor_scale: float) -> torch.Tensor:
 
 
 def _rows(options, weights, expert, x, row_scale, router_weight, accuracy, requantize):
-    """(row (R, hidden) interval, free (R)) of the choices of one local expert. x (R, hidden), row_scale (R, 1)."""
+    """Returns (row (R, hidden) interval, free (R)) of the assignments of one local expert. x (R, hidden), row_scale (R,
+    1)."""
     if options.activation == "relu2":
         weights = weights._replace(gate=weights.up)  # its result is not used
     gate, up, down = (decode(matrix, expert) for matrix in weights)
@@ -533,13 +534,13 @@ def forward(
             )
         )
     out = acc.map(lambda end: round_to(end, FORMATS[dtype]))
-    # Inf - Inf and the like at one end only
+    # for example Inf - Inf at one end only
     free = free.any(-1) | (out.lo.isnan() ^ out.hi.isnan()).any(-1)
     return Output(out.lo, out.hi, free, dtype)
 
 
 def outside(expected: Output, actual: torch.Tensor) -> torch.Tensor:
-    """(T, hidden) bool: the elements of actual that the contract does not allow."""
+    """Returns (T, hidden) bool: the elements of actual that the contract does not allow."""
     value = actual.to(F64)
     same = (value >= expected.lo) & (value <= expected.hi)
     both_nan = expected.lo.isnan() & expected.hi.isnan() & value.isnan()

@@ -28,7 +28,7 @@ FORMATS = ("nvfp4", "bf16")
 GRAPH_TOKENS, REPLAYS = (16, 5), 3
 
 Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-# Another way between GPUs is one more line.
+# Add a way to connect GPUs here.
 WAYS: dict[str, Callable[[nv.Exchange, str], None]] = {
     "nccl": lambda exchange, device: exchange.use_nccl(device),
     "peers": lambda exchange, device: exchange.use_peers(device),
@@ -96,7 +96,7 @@ def on(device: str, arrays: Arrays) -> Arrays:
 
 
 def expected(device: str) -> dict[str, list[torch.Tensor]]:
-    """Every output of the whole run by its name, for each rank, made by layers of one process on one device."""
+    """Returns every output of the whole run by its name, for each rank, made by layers of one process on one device."""
     made: dict[str, list[torch.Tensor]] = {}
     for name in FORMATS:
         alone = nv.MoeLayer.from_tensors(config(name), **weights(), max_tokens=MOST_TOKENS, device=device)
@@ -194,7 +194,7 @@ def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             try:
                 run()
-            except Exception as error:  # the end of the capture, which may fail for it, is not to hide it
+            except Exception as error:  # kept: the end of the capture may fail after it and hide it
                 failure = error
     except Exception:
         if failure is None:
@@ -318,7 +318,7 @@ def one_captures(rank: Rank) -> None:
 SUM = {"combine": "all_reduce"}
 EXACT = {"combine": "all_to_all"}
 CAPACITY = {"combine": "all_to_all", "capacity": 64}
-# For the rank that is left: on GPUs half of it is for making a communicator, which takes seconds.
+# For the remaining rank. On GPUs half of it is for making a communicator, which takes seconds.
 STOPPED_TIMEOUT = {"host": 3.0, "nccl": 14.0, "peers": 5.0}
 SCENARIOS: dict[str, Callable[[Rank], None]] = {
     "whole": whole,
@@ -348,7 +348,7 @@ def main(scenarios: dict[str, Callable[[Rank], None]] = SCENARIOS) -> None:
         message = f"{type(error).__name__}: {error}"
     torch.save(rank.outputs, rank.out / f"{rank.rank}.pt")
     (rank.out / f"{rank.rank}.txt").write_text(message)
-    # The interpreter ends with exchange, layers and graphs still there, as a script's does.
+    # The interpreter ends while exchange, layers and graphs still exist, as in a script.
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rank_process import SUM, Rank, batch, capture, main, on
 INPUTS = 7
 # Number of replays enqueued before a synchronization: more than a stream takes before a launch blocks.
 AHEAD = 400
-# The check after the first wrong replay.
+# Replays that are checked from the first one on that is not right.
 AFTER = 210
 # Layers by name: options, and tokens of a run. A large sum goes shard by shard: more than a MiB of fp32.
 LAYERS = {

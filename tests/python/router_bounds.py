@@ -13,7 +13,7 @@ E24 = 2.0**-24
 
 
 def selection_scores(config: nv.RouterConfig, logits, bias):
-    """Selection scores in float64 and how far float32's may be from them (docs/explanation/numerics.md, section 12)."""
+    """Selection scores in float64, and the possible error of float32's (docs/explanation/numerics.md, section 12)."""
     x = logits.double()
     groups_by_sum = config.num_expert_group > 1 and config.group_score == "top2_sum"
     if not (config.correction_bias or groups_by_sum):

@@ -191,7 +191,7 @@ def test_a_report_comes_back_and_is_resumed_on_the_same_device_alone(tmp_path, c
     assert "nothing to resume" in capsys.readouterr().out
 
 
-# ---- whole runs: the kit in a copy of the tree, between stand-ins that play recorded outputs
+# ---- whole runs: the kit in a copy of the tree, with stand-ins that print recorded outputs
 
 TOOLS = {
     "nvcc": "echo Build cuda_13.0",

@@ -66,7 +66,7 @@ def captured_and_dropped(first: str) -> None:
     """Runs in a process of its own. A graph and the layer it captured are dropped, in either order, or both end with
     the process."""
     faulthandler.dump_traceback_later(90, exit=True)
-    layer = over(connected(), combine="all_reduce")  # which has the only exchange
+    layer = over(connected(), combine="all_reduce")  # the layer has the only exchange
     held = on_gpu(batch(16))
     out = torch.empty_like(held[0])
     layer.run(*held)

@@ -88,7 +88,7 @@ def test_agrees_with_the_cpu(backend: str, activation_format: str, tokens: int) 
     assert out.is_cuda and out.dtype == torch.bfloat16 and out.shape == (tokens, HIDDEN)
     if tokens:
         assert relative_error(out, cpu.run(*arrays)) < LIMIT[activation_format]
-    # Integers, summed in any order; the intermediate's may follow a flipped code.
+    # Integer counts are summed in any order. Those of the intermediate may follow a flipped code.
     if tokens:
         ours, expected = ({k: v for k, v in one.status().items() if "intermediate" not in k} for one in (gpu, cpu))
         assert ours == expected
@@ -125,7 +125,7 @@ def test_a_graph_replays_with_other_contents(backend: str, activation_format: st
         for held, fresh in zip((hidden, ids, router), batch(40, seed), strict=True):
             held.copy_(fresh)
         ids[40 - seed :] = -1
-        # An eager run of its own in between must not share the graph's workspace.
+        # An eager run of the same layer between replays must not share the graph's workspace.
         wide.run(*on_gpu(batch(200, seed)))
         graph.replay()
         torch.cuda.synchronize()
@@ -253,7 +253,7 @@ def test_expert_biases(backend: str, activation_format: str) -> None:
 
 
 def test_experts_without_a_gate(backend: str, activation_format: str) -> None:
-    """Nemotron-3's kind of layer: two matrices an expert, from the host and from the GPU, against the CPU's."""
+    """A layer like Nemotron-3's: two matrices per expert, from the host and from the GPU, against the CPU's."""
     chosen = config(activation_format, activation="relu2")
     w = {**weights(), "gate": None}
     placed = dict(device="cuda:0", backend=backend, max_tokens=130)

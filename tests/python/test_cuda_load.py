@@ -56,7 +56,7 @@ def test_the_bytes_are_those_of_host_tensors(backend: str) -> None:
     layer = opened(on_gpu(weights), backend=backend)
     assert_holds(layer, weights)
     assert torch.equal(layer.run(*batch()), opened(weights, backend=backend).run(*batch()))
-    # Tiles and tensor scales; no memory that only packing needs.
+    # Tiles and tensor scales, and no memory that only packing needs.
     assert layer.describe()["packed_bytes"] < 1 << 20
 
 
@@ -79,7 +79,7 @@ def test_host_and_gpu_tensors_may_mix() -> None:
     weights = stacks()
     lent = on_gpu(weights)
     assert_holds(opened({"gate": weights["gate"], "up": lent["up"], "down": lent["down"]}), weights)
-    # A layer in host memory takes them as well.
+    # A layer in host memory takes them too.
     assert_holds(nv.MoeLayer.from_tensors(CONFIG, **lent, max_tokens=4), weights)
 
 

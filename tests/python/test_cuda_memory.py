@@ -20,7 +20,7 @@ from gpu import captured, torch, why_not
 from layers import on_threads
 
 EXPERTS, TOP_K, HIDDEN, INTER, MAX_TOKENS, LAYERS = 8, 8, 7168, 2048, 8192, 2
-SIZES = [1, 2, 4, *range(16, 513, 16)]  # 35, as engines capture them
+SIZES = [1, 2, 4, *range(16, 513, 16)]  # 35 sizes, as engines capture them
 BLOCK = 512  # what torch's allocator rounds a tensor to
 SEGMENT = 20 << 20  # it asks the driver for this many bytes if a tensor takes less than 10 MiB
 
@@ -45,7 +45,8 @@ def stack() -> list[nv.MoeLayer]:
 
 
 class Inputs:
-    """A batch of the largest captured size in memory that graphs have seen; smaller ones are its first tokens."""
+    """A batch of the largest captured size in memory that graphs have captured. Smaller batches are its first
+    tokens."""
 
     def __init__(self, tokens: int = SIZES[-1], seed: int = 0) -> None:
         self.random = torch.Generator("cuda").manual_seed(seed)
@@ -67,7 +68,7 @@ class Inputs:
 
 
 def forward(stack: list[nv.MoeLayer], inputs: Inputs, tokens: int) -> torch.Tensor:
-    """The last layer's output, in inputs.out; nothing but workspaces is allocated."""
+    """Runs the stack; the last layer's output is in inputs.out. Only workspaces are allocated."""
     hidden, ids, router = inputs.of(tokens)
     for i, layer in enumerate(stack):
         out = (inputs.out if i + 1 == len(stack) else inputs.between)[:tokens]
@@ -221,7 +222,7 @@ def test_a_reset_graph_gives_its_workspace_back(stack: list[nv.MoeLayer]) -> Non
 
 
 def test_a_fork_in_a_capture_has_a_workspace_of_its_own(stack: list[nv.MoeLayer]) -> None:
-    """Two layers side by side in one graph, each in a stream of the capture."""
+    """Two layers run at the same time in one graph, each in a stream of the capture."""
     left, right = Inputs(64, 1), Inputs(64, 2)
     side = torch.cuda.Stream()
 
@@ -370,7 +371,7 @@ def test_threads_in_shared_and_own_streams(stack: list[nv.MoeLayer]) -> None:
 
 
 class Lent:
-    """A tensor as a framework without an exchange table would offer it."""
+    """A tensor of a framework without an exchange table."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -392,7 +393,7 @@ def test_other_frameworks_take_memory_of_the_library(stack: list[nv.MoeLayer]) -
     torch.cuda.synchronize()
     assert allocated() == before and torch.equal(inputs.out[:8], expected)
     assert nv.release_workspaces("cuda:0") == layer.workspace_bytes(8)
-    # A capture's own stays while its graph may be replayed.
+    # A capture's own workspace stays while its graph may be replayed.
     lent = [Lent(tensor) for tensor in inputs.of(8)]
     replays_give(lambda: layer.run(*lent, out=inputs.out[:8], stream=torch.cuda.current_stream()), inputs, expected)
     assert nv.release_workspaces("cuda:0") == layer.workspace_bytes(8)

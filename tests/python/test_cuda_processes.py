@@ -25,7 +25,7 @@ REPLAYS = Path(__file__).with_name("rank_replays.py")
 NO_GPUS = why_not() or ("" if torch.cuda.device_count() > 1 else "torch finds one GPU, and two ranks need two")
 # The longest time until the remaining ranks have reported a failure, and ended.
 SOON = 30
-# The most that a rank takes after the exchange's timeout, error and end of the process included.
+# The longest time a rank takes after the exchange's timeout, including the error and the end of the process.
 GONE = 5
 GPU_WAYS = ("nccl", "peers")
 
@@ -83,7 +83,7 @@ class Ranks:
         return "\n".join(f"-- rank {rank}\n" + (self.out / f"{rank}.log").read_text() for rank in (0, 1))
 
     def wait_until(self, have: str) -> None:
-        """Both ranks have left a file of that suffix: here, runs."""
+        """Waits until both ranks have left a file with that suffix."""
         deadline = time.monotonic() + self.limit
         while not all((self.out / f"{rank}.{have}").exists() for rank in (0, 1)):
             ended = [rank for rank in (0, 1) if self.processes[rank].poll() is not None]
@@ -96,7 +96,7 @@ class Ranks:
         return [text.read_text() if text.exists() else "" for text in texts]
 
     def end(self, rank: int, limit: float) -> str:
-        """How the rank ended, by itself and in time."""
+        """Returns how the rank ended. It must end by itself and in time."""
         try:
             code = self.processes[rank].wait(limit)
         except subprocess.TimeoutExpired:
@@ -108,7 +108,7 @@ class Ranks:
 
 
 def ended(what: str, out: Path, way: str, **options: object) -> list[str]:
-    """How both ranks ended, within SOON of their connection."""
+    """Returns how both ranks ended, within SOON of their connection."""
     with Ranks(what, out, way, **options) as ranks:
         ranks.wait_until("here")
         return [ranks.end(rank, SOON) for rank in (0, 1)]
@@ -132,7 +132,7 @@ KILLED += [(way, f"replayed {what}") for way in GPU_WAYS for what in ("sum", "ca
 
 @pytest.mark.parametrize(("killed_way", "what"), KILLED)
 def test_a_killed_rank_is_named(killed_way: str, what: str, tmp_path: Path) -> None:
-    """Before the exchange's own timeout would end the other."""
+    """The other rank names it before the exchange's own timeout."""
     with Ranks(what, tmp_path, there(killed_way)) as ranks:
         ranks.wait_until("runs")
         ranks.processes[1].kill()

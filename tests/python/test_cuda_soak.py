@@ -86,7 +86,7 @@ class Soak:
 
 @dataclasses.dataclass
 class Own:
-    """A layer of one thread's graphs, and which version of expert 0 it has."""
+    """A layer of one thread's graphs, and the version of expert 0 that it has."""
 
     backend: str
     seed: int
@@ -102,7 +102,7 @@ class Actor(threading.Thread):
         self.doing = "nothing"
         self.error = None
         self.own = []  # layers of this thread's graphs, which only it replaces
-        self.graphs = collections.deque(maxlen=GRAPHS)  # (right of either version, out, graph, own)
+        self.graphs = collections.deque(maxlen=GRAPHS)  # (the output of either version, out, graph, own)
 
     def run(self) -> None:
         try:
@@ -119,7 +119,7 @@ class Actor(threading.Thread):
         try:
             return action() is not False
         except nv.Busy:
-            if self.doing not in ("run_layer", "replace", "unpack"):  # of layers that only this thread has
+            if self.doing not in ("run_layer", "replace", "unpack"):  # these use layers that only this thread has
                 raise
             self.soak.counts["busy"] += 1
             return False

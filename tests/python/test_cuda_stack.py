@@ -28,7 +28,7 @@ def reason(layers: int) -> str:
 
 
 def stacked(random: np.random.Generator, rows: int, cols: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Experts as overlapping windows of one array: each its own, and together hardly larger than one."""
+    """Experts as overlapping windows of one array: they differ, and take hardly more memory than one."""
 
     def windows(low: int, high: int, width: int) -> np.ndarray:
         step = 48  # bytes from one expert's first to the next one's
@@ -64,7 +64,7 @@ class Inputs:
         self.router = torch.empty(LAYERS, tokens, TOP_K, device="cuda")
 
     def draw(self, step: int) -> int:
-        """Other hidden states, routing, router weights and number of real tokens, which it returns."""
+        """Draws other hidden states, routing, router weights and number of real tokens. Returns that number."""
         self.stream.normal_(generator=self.random)
         wanted = torch.rand(LAYERS, self.tokens, EXPERTS, device="cuda", generator=self.random)
         # From all ranks' experts equally, over mostly this rank's, to few of them.

@@ -148,7 +148,7 @@ def test_nemotron(device, kind, activation_format, batch):
         whole.experts, whole.gate = experts, Decided(ids, weights)
         got = on_host(block)
         assert judge.relative_l2(got.output, whole(got.inputs[0].double())) < limit
-        # relu for its square, and one expert's matrices for another's, are far beyond.
+        # relu instead of its square, and one expert's matrices instead of another's, are far beyond.
         squared = experts.__dict__.pop("act_fn")
         experts.act_fn = nn.ReLU()
         assert judge.relative_l2(call.output, experts(hidden.double(), ids, weights.double())) > 2 * limit

@@ -1,5 +1,7 @@
-"""Activations that config.json declares for experts, and the format that from_checkpoint runs by default: against
-compressed-tensors' own matching, and against a float64 oracle of the layer."""
+"""Activations that config.json declares for experts, and the format that from_checkpoint runs by default.
+
+Both are compared: with compressed-tensors' own matching, and with a float64 oracle of the layer.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ def declared(directory) -> list[str]:
 
 
 def oracle(directory, layer: int, x: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The layer in float64 on the stored weights and unquantized activations: W4A16's meaning."""
+    """The layer in float64 on the stored weights and unquantized activations: the definition of W4A16."""
     out = np.zeros(x.shape)
     loaded = [nv.load_expert(directory, layer, e) for e in range(EXPERTS)]
 
@@ -166,7 +168,7 @@ def test_w4a4_experts_run_in_a_more_precise_format_on_hosts(compressed, quantiza
     error, activations = relative_error(compressed, 1)
     assert (activations["format"], activations["declared"]) == ("int8_block", "nvfp4")
     asked, why = relative_error(compressed, 1, activation_format="nvfp4")
-    assert error < 0.02 < asked  # W4A4 is some 10 % off
+    assert error < 0.02 < asked  # W4A4 has an error of some 10 %
     assert why["because"].startswith("it was asked for; declared: nvfp4 (config_groups ")
 
 
@@ -270,7 +272,7 @@ FP8_GROUP = {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "type":
         ({"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, "kv_cache_scheme": KV_CACHE}, None, False),
         (compressed_tensors({"g": FP8_GROUP}, format="float-quantized"), None, False),
         ({"quant_method": "fp8", "modules_to_not_convert": [f"model.layers.{i}.mlp.experts" for i in range(LAYERS)]}, None, False),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, None, True),  # the config of the source of a copy
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, None, True),  # the config of a copy's source
         ({"quant_method": "bitsandbytes"}, None, True),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, None, True),
         ({"quant_method": 7}, None, True),

@@ -73,7 +73,7 @@ def test_it_needs_nothing(tmp_path):
     assert set(rows) == {(f, a) for f in ("nvfp4", "bf16") for a in ("reference", "original weights")}
     pixels = picture(tmp_path / "layer_errors.png")
     assert 600 <= pixels.shape[1] <= 2000 and 400 <= pixels.shape[0] <= 1500
-    # White paper, and a good deal of ink in each format's colour.
+    # White paper, and enough ink in each format's colour.
     assert 0.3 < (pixels[..., :3] == 1).all(-1).mean() < 0.95
     red, blue = pixels[..., 0], pixels[..., 2]
     assert (blue > red + 0.2).sum() > 2000 and (red > blue + 0.2).sum() > 2000
@@ -94,7 +94,7 @@ def checkpoint(tmp_path_factory):
 
 
 def oracle_errors(checkpoint, original, layer, experts, tokens):
-    """{(format, against): relative L2}; against the reference it is the most that the contract leaves open."""
+    """{(format, against): relative L2}. Against the reference it is the largest that the contract allows."""
     import moe_reference as oracle
     import torch
 

@@ -24,7 +24,7 @@ E4M3 = np.arange(0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.f
 
 
 def to_e4m3(x: np.ndarray) -> np.ndarray:
-    """float64 values within +-448, rounded once; two libraries agree."""
+    """float64 values within +-448, rounded once. Two libraries must agree."""
     theirs = x.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
     assert np.array_equal(theirs, torch.from_numpy(x).to(torch.float8_e4m3fn).to(torch.float64).numpy())
     return theirs

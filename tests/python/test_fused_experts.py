@@ -1,4 +1,4 @@
-"""Fused parameters of an engine to a layer: the same bytes as the experts apart, placements, MXFP4, illegal input."""
+"""An engine's fused parameters as a layer: the bytes of separate experts, placements, MXFP4, illegal input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_fused_parameters_make_the_layer_of_the_experts_apart(up_first, activati
     assert expected.abs().max() > 0
     given = parameters(up_first=up_first)
     experts = opened(given, activation_format=activation_format)
-    for tensor in given.values():  # the caller's again: the layer keeps none of it
+    for tensor in given.values():  # the caller may write to it again: the layer keeps no reference
         if isinstance(tensor, torch.Tensor):
             tensor.view(torch.uint8).zero_()
     assert torch.equal(run(experts, *inputs()), expected)
@@ -68,7 +68,7 @@ def test_padding_of_the_intermediate_dimension_is_not_read():
 
 
 def ranks_of(places: list[list[int]]) -> list:
-    """A rank's experts by global id, in the order in which the rank keeps them."""
+    """A rank's experts by global id, in the rank's order."""
     ranks = []
     for here in places:
         expert_map = torch.full((E,), -1, dtype=torch.int32)
@@ -83,7 +83,7 @@ def test_ranks_of_any_placement_add_up_to_the_layer(places):
     ranks = ranks_of(places)
     in_a_row = all(here == list(range(here[0], here[0] + len(here))) for here in places)
     assert all((rank.placement.lookup is None) == in_a_row for rank in ranks)
-    # One assignment at a time, so that a sum has one term and no rounding of its own.
+    # One assignment at a time, so that a sum has one term and rounds nothing.
     whole = opened(parameters())
     for k in range(K):
         one = torch.full_like(ids, -1)
@@ -174,7 +174,7 @@ def test_new_weights_go_into_the_layer_that_is_there():
 
 
 def mxfp4_matrix(random, rows: int, cols: int, spread: int, top: int):
-    """(codes, E8M0 scales) with exponents over so wide a range, zero blocks and stray scales over zeros among them."""
+    """(codes, E8M0 scales) with exponents over that range, including zero blocks and stray scales over zeros."""
     codes = random.integers(0, 256, (rows, cols // 2), dtype=np.uint8)
     scales = (top - random.integers(0, spread + 1, (rows, cols // 32))).astype(np.uint8)
     zeros = random.random((rows, cols // 32)) < 0.1

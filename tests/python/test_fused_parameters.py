@@ -28,12 +28,12 @@ OAI = {"activation": "swiglu_oai", "swiglu_limit": 7.0}
 
 
 def in_turn(tensor):
-    """Rows [gate; up] as gate's and up's in turn."""
+    """Interleaves rows [gate; up] as gate's and up's alternately."""
     return torch.stack(tensor.chunk(2, 1), 2).flatten(1, 2)
 
 
 def apart(seed: int = 0, **options):
-    """The same experts with their matrices and biases apart."""
+    """The same experts with separate matrices and biases."""
     stacks = {name: tuple(map(torch.from_numpy, stack)) for name, stack in layers.weights(seed).items()}
     config = nv.MoeConfig(E, K, H, INNER, activation_format="bf16", **options)
     if config.activation == "relu2":

@@ -51,7 +51,7 @@ def test_every_architecture(architecture, kind, fused, tmp_path, count):
 
 
 def test_every_code_under_every_scale(tmp_path, count):
-    """Each of the 16 codes at each place of a block, under each E4M3 scale that is one: 16 * 126 rows of one block."""
+    """Each of the 16 codes at each place of a block, under each legal E4M3 scale: 16 * 126 rows of one block."""
     model = Model()
     stored, kind = model.tensors["blk.0.ffn_gate_exps.weight"]
     blocks = stored.reshape(-1, 36)
@@ -111,7 +111,7 @@ def test_floats_are_quantized_as_quantize_does(kind, tmp_path):
     + [("glm4moe", Type.Q8_0), ("glm4moe", Type.BF16)],
 )
 def test_shared_experts(architecture, kind, tmp_path):
-    """One in another type is left to the host."""
+    """A shared expert of another type is left to the host."""
     model = Model(architecture, shared_kind=kind)
     path = model.write(tmp_path / "model.gguf")
     info = nv.inspect(path)
@@ -146,7 +146,7 @@ def test_splits(tmp_path, count):
 
 
 def test_names_of_files(tmp_path, count):
-    """A first part without tensors; two files in one directory; a cache's name, a hash."""
+    """A first part without tensors, two files in one directory, a cache's name, a hash."""
     model = Model()
     model.write(tmp_path / "split.gguf", split_max_tensors=4, small_first_shard=True)
     check(tmp_path, model, count, "small first shard")
@@ -199,13 +199,13 @@ def test_the_packed_cache_knows_files_of_one_directory_apart(tmp_path):
             out = nv.MoeLayer.from_checkpoint(path, 0, cache_directory=cache).run(hidden, ids, weights)
             outputs[seed].append(np.array(out))
         written.append({entry.name: entry.stat().st_ino for entry in cache.glob("*.packed")})
-    assert len(written[0]) == 2 and written[0] == written[1]  # taken, not written again
+    assert len(written[0]) == 2 and written[0] == written[1]  # taken from the cache, not written again
     assert (outputs[1][0] == outputs[1][1]).all() and (outputs[2][0] == outputs[2][1]).all()
     assert (outputs[1][0] != outputs[2][0]).any()
 
 
 def test_experts_behind_a_latent_projection(tmp_path, count):
-    """Nemotron-3 Super: the experts have a width of their own, and the shared expert the model's."""
+    """Nemotron-3 Super: the experts have a width of their own, the shared expert has the model's."""
     model = Model("nemotron_h_moe", shared_kind=Type.NVFP4)
     model.fields |= {"embedding_length": 2 * HIDDEN, "moe_latent_size": HIDDEN}
     for name, shape in (("down", (HIDDEN, 2 * HIDDEN)), ("up", (2 * HIDDEN, HIDDEN))):
@@ -284,7 +284,7 @@ def test_gpt_oss_has_biases(kind, tmp_path, count):
 
 
 def field(name, value=None):
-    """A field of the metadata changed, or left out."""
+    """Changes a field of the metadata, or leaves it out."""
 
     def change(model):
         model.fields[name] = value

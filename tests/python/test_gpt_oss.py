@@ -58,7 +58,7 @@ def published(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def twin():
-    """transformers' experts in float64."""
+    """Runs transformers' experts in float64."""
     modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
     from transformers import GptOssConfig
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors

@@ -22,7 +22,7 @@ from layer_cases import Case, build, cases  # noqa: E402
 from moe_reference import Options, Weights  # noqa: E402
 
 ACCURACY = {"reference": oracle.EXACT, "cpu": oracle.CONTRACT}
-# The same examples everywhere, and the whole of one in the message: there is nothing to shrink but sizes.
+# The same examples everywhere, and the whole example in the message: only sizes could shrink.
 FIXED = dict(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def described(case: Case) -> dict:
-    """describe()["activation_scale"] as the contract has it: "dynamic_token", the number of all rows, None."""
+    """Returns the contract's describe()["activation_scale"]: "dynamic_token", the number of all rows, or None."""
     if case.options.activation_format not in ("nvfp4", "fp8"):
         how = None if case.options.activation_format == "bf16" else "dynamic_block"
         return {"hidden": how, "intermediate": how}
@@ -64,7 +64,7 @@ def expected(case: Case, backend: str) -> oracle.Output:
 
 
 def judge(case: Case, backend: str, want: oracle.Output) -> None:
-    """Every element of the layer is one that the contract allows."""
+    """Checks that the contract allows every element of the layer."""
     out = run(case, backend)
     assert out.dtype == layer_cases.DTYPES[want.dtype] and out.shape == case.hidden.shape
     wrong = oracle.outside(want, out)
@@ -152,7 +152,7 @@ def options(**choices):
 
 
 def changed(**changes):
-    """Fields of the case, each by a function of the case."""
+    """Changes fields of the case, each by a function of the case."""
     return lambda case: case.changed(**{name: change(case) for name, change in changes.items()})
 
 
@@ -265,7 +265,7 @@ def test_a_fault_falls_outside(fault, backend):
 
 @pytest.mark.parametrize("backend", ACCURACY)
 def test_one_last_bit_falls_outside(backend):
-    """Wherever one value is allowed, its neighbours are not."""
+    """If one value is allowed, its neighbours are not."""
     for seed, dtype in enumerate(["bfloat16", "float16", "float32"]):
         case = layer(seed, {}, dtype=dtype)
         want, out = expected(case, backend), run(case, backend)

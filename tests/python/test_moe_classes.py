@@ -55,7 +55,7 @@ def test_every_verdict_is_what_it_was(classes, model_type, tmp_path):
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    """A layer of a class with everything that its judgement takes: experts, twin, batch, the layer's output."""
+    """A layer of a class with all inputs of its judgement: experts, twin, batch, the layer's output."""
     one = next(found for found in moe_classes.model_classes() if found.model_type == "qwen3_moe")
     model = moe_classes.tiny_model(one).to(torch.bfloat16)
     directory = tmp_path_factory.mktemp("judged")

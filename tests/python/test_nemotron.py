@@ -37,7 +37,7 @@ def fields(latent: int | None) -> dict:
 
 
 def make_block(latent: int | None):
-    """transformers' block in float64, of weights that bf16 holds."""
+    """transformers' block in float64, with weights that bf16 holds."""
     torch.manual_seed(11)
     config = NemotronHConfig(**fields(latent), layers_block_type=["linear_attention", "moe"])
     block = modeling.NemotronHMoE(config).double()
@@ -50,7 +50,7 @@ def make_block(latent: int | None):
 
 
 def files_of(block) -> dict[str, torch.Tensor]:
-    """The block's tensors under the published names, experts apart."""
+    """The block's tensors under the published names, one per expert."""
     tensors = {"backbone.layers.0.mixer.in_proj.weight": torch.randn(16, HIDDEN).bfloat16()}
     for name, parameter in (*block.named_parameters(), *block.named_buffers()):
         wide = name.endswith("e_score_correction_bias")
@@ -130,7 +130,7 @@ def test_quantized_experts_compute_what_transformers_does(made, hidden, batch, b
         # The whole block: the host projects, and adds the shared expert.
         whole = twin.fc2_latent_proj(out.double()) + twin.shared_experts(hidden)
         assert relative_l2(whole, twin(hidden)) < LIMIT
-    # Another expert's matrix, or relu in the place of its square, is far beyond the limit.
+    # Another expert's matrix, or relu instead of its square, is far beyond the limit.
     matrices = layer.expert(1)["up"], layer.expert(0)["down"]
     layer.replace_expert(0, None, *((m["codes"], m["scales"], m["tensor_scale"]) for m in matrices))
     assert relative_l2(layer.run(*batch), expected) > 3 * LIMIT
@@ -148,7 +148,7 @@ def test_other_activations_agree_with_the_contract(made, batch, activation_forma
         layer = nv.MoeLayer.from_checkpoint(directory, 1, backend=backend, activation_format=activation_format)
         want = oracle.forward(options, matrices, x, *batch[1:], accuracy=accuracy)
         assert not oracle.outside(want, layer.run(x, *batch[1:])).any()
-        assert float((want.lo == want.hi).double().mean()) > 0.75  # wide intervals would be no judge
+        assert float((want.lo == want.hi).double().mean()) > 0.75  # wide intervals would not test anything
 
 
 def test_floats_load_with_the_shared_expert_where_it_has_their_width(made, hidden, batch):

@@ -151,7 +151,7 @@ def test_decoded_weights_are_compressed_tensors(checkpoint_of, family, count):
             single = dequantize(
                 values.float(), scales.float(), None, scheme.weights, dtype=torch.float32, global_scale=g
             )
-            # Ours rounds 1/G and the product, theirs v/G and the product: four roundings of 2^-24 apart at most.
+            # Ours rounds 1/G and the product, theirs v/G and the product: at most four roundings of 2^-24 apart.
             assert ((ours - single).abs() <= 4 * 2.0**-24 * ours.abs() * (1 + 2.0**-20)).all()
             differing, total = differing + int((ours != single).sum()), total + ours.numel()
             check_bf16(NVFP4PackedCompressor.decompress(state, scheme)["weight"], ours)
@@ -249,7 +249,7 @@ def test_modelopts_two_declarations_agree(written):
     directory = written[1]["modelopt"]
     nested = json.loads((directory / "hf_quant_config.json").read_text())
     flat = json.loads((directory / "config.json").read_text())["quantization_config"]
-    assert convert_hf_quant_config_format(nested) == flat  # ModelOpt's own way from the one to the other
+    assert convert_hf_quant_config_format(nested) == flat  # ModelOpt's own conversion from one to the other
 
 
 def test_compressed_tensors_loads_it_as_a_compressed_model(written):

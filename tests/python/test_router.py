@@ -238,7 +238,7 @@ def test_calls_that_are_refused() -> None:
         nv.select_experts(shared, config, out=(ids.numpy(), weights_there))
 
 
-# ---- a layer that selects for itself
+# ---- a layer that selects experts itself
 
 
 def tiny_layer(activation_format: str) -> nv.MoeLayer:

@@ -35,7 +35,7 @@ ACTIVATIONS = {"deepseek_v4": "swiglu_clamped", "nemotron_h": "relu2", "nemotron
 
 @pytest.mark.parametrize("kind", tiny.MODELS)
 def test_every_class_at_equal_router_decisions(kind):
-    """float32, in which all of these classes run."""
+    """in float32, in which all of these classes run"""
     model, twin = fresh(kind, torch.float32), fresh(kind, torch.float32)
     stacks = {}
     for name, module in model.named_modules():
@@ -64,7 +64,7 @@ def test_what_it_says_and_frees():
     stacks = [weakref.ref(module.gate_up_proj) for module in experts]
     done = adapter.enable(model, activation_format="nvfp4", max_tokens=4)
     gc.collect()
-    assert [stack() for stack in stacks] == [None, None]  # though the modules themselves are still held here
+    assert [stack() for stack in stacks] == [None, None]  # although the modules themselves are still held here
     assert len(done.layers) == 2 and done.activation_format == "nvfp4"
     one = done.layers[0]
     assert one.name == "model.layers.0.mlp.experts" and one.experts == 4 and one.device == "cpu"
@@ -96,7 +96,7 @@ def test_its_peak_is_one_layer_more(monkeypatch):
 
 
 def test_such_a_model_is_neither_saved_nor_trained(tmp_path, caplog):
-    """Trainer refuses it before a step, in words that docs/how-to/transformers.md has."""
+    """Trainer refuses it before a step, with a message that docs/how-to/transformers.md quotes."""
     from transformers.trainer_utils import validate_quantization_for_training
 
     model = fresh("mixtral")
@@ -117,7 +117,7 @@ def embedding_hooks(model):
 
 
 def test_gradient_checkpointing_on_and_off_leaves_no_hook():
-    """transformers makes inputs require gradients with it, and leaves that on."""
+    """transformers makes inputs require gradients for it, and leaves that on."""
     model = fresh("qwen3_moe")
     adapter.enable(model)
     want = logits(model)
@@ -134,7 +134,7 @@ def test_gradient_checkpointing_on_and_off_leaves_no_hook():
 
 
 def test_a_dropped_model_is_freed_at_once():
-    """Without waiting for Python's collector: a packed layer may be a GPU's memory."""
+    """It does not wait for Python's collector, because a packed layer may hold a GPU's memory."""
     model = fresh("mixtral")
     adapter.enable(model)
     layers = [weakref.ref(layer.mlp.experts) for layer in model.model.layers]
@@ -214,7 +214,7 @@ def test_weights_that_are_not_floats_or_not_there_or_not_finite():
 
 
 def test_errors_of_enable_carry_the_module_s_path(monkeypatch):
-    """Sizes and options that make no layer, a config without top_k, and a first call that fails."""
+    """Sizes and options that are illegal for a layer, a config without top_k, and a first call that fails."""
     path = r"^model\.layers\.0\.mlp\.experts"
     refuses(fresh("mixtral", intermediate_size=40), rf"{path} \(MixtralExperts\): intermediate_size", nv.Error)
     refuses(fresh("mixtral"), rf"{path} .*activation_format", nv.Error, activation_format="fp6")

@@ -87,7 +87,7 @@ def add(key, tensor):
             nv.Unsupported,
             "embed_tokens.*expected a linear.*Embedding",
         ),
-        # A scale that changes the input, as ModelOpt's AWQ has it.
+        # A scale that changes the input, as in ModelOpt's AWQ.
         (
             add(f"{Q_PROJ}.pre_quant_scale", torch.ones(64)),
             nv.Unsupported,
@@ -140,7 +140,7 @@ def test_an_activation_that_the_class_computes_otherwise(directory, monkeypatch)
 @pytest.mark.parametrize(
     ("config", "error", "says"),
     [
-        ({"hidden_act": "gelu"}, nv.Error, "gelu"),  # none of the library's
+        ({"hidden_act": "gelu"}, nv.Error, "gelu"),  # not an activation of the library
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, nv.Error, "FP8"),
         ({"tie_word_embeddings": True}, nv.Unsupported, "lm_head.weight: expected a float weight.*ties"),
     ],

@@ -60,7 +60,7 @@ def test_experts_are_never_torchs(tmp_path, monkeypatch):
     assert most < nbytes(rest.values()) + experts // 4
     read.clear()
     _, of_floats = peak(lambda: AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16))
-    assert of_floats > nbytes(rest.values()) + 2 * experts  # the judge sees experts if there are some
+    assert of_floats > nbytes(rest.values()) + 2 * experts  # the judge checks experts if there are any
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v4"])
@@ -78,7 +78,7 @@ def test_dtypes_of_hidden(checkpoint, kind, dtype):
 
 @pytest.mark.parametrize("kind", ["minimax_m2", "deepseek_v3", "deepseek_v4"])
 def test_selection_biases_stay_in_float32(checkpoint, kind):
-    """A bias of bfloat16 chooses other experts; transformers' own float models of MiniMax-M2 have it so."""
+    """A bfloat16 bias would select other experts. transformers' own float models of MiniMax-M2 have such biases."""
     _, directory = checkpoint(kind)
     files = {
         key.rpartition("layers.")[2][0]: t for key, t in raw(directory).items() if re.search("gate.bias|bias$", key)
@@ -184,8 +184,8 @@ def test_the_fp8_hybrid_of_deepseek_v4(checkpoint, caplog, leaf):
 
 
 def test_deepseek_v4_under_its_makers_names(checkpoint):
-    """No model. prefix, embed, head; hyper-connections and sinks in float32; a part for multi-token prediction, which
-    transformers leaves out."""
+    """No "model." prefix; embed and head; hyper-connections and sinks in float32; a part for multi-token prediction,
+    which transformers leaves out."""
     _, directory = checkpoint("deepseek_v4")
     wide = ("hc_", "attn_sink", ".ape", "gate.bias")
     tiny.rewrite(directory, lambda key, t: {key: t.float() if any(part in key for part in wide) else t})
@@ -210,7 +210,7 @@ def test_deepseek_v4_under_its_makers_names(checkpoint):
 
 
 def test_a_scale_for_each_row_or_for_the_whole_weight():
-    """FP8 as ModelOpt and compressed-tensors write it, and E8M0 exponents in bytes."""
+    """FP8 in the form of ModelOpt and compressed-tensors, and E8M0 exponents as bytes."""
     from nvfp4_moe.transformers.stored_linear import _dequantized_fp8
 
     weight = torch.linspace(-2, 2, 48 * 64).reshape(48, 64).to(torch.float8_e4m3fn)
@@ -225,7 +225,7 @@ def test_a_scale_for_each_row_or_for_the_whole_weight():
 
 
 def test_nvfp4_weights_of_other_sizes_are_dequantized(checkpoint, caplog):
-    """out_features that no kernel takes: 4, the projection of Qwen3-Next's gates."""
+    """out_features without a kernel: 4, the projection of Qwen3-Next's gates."""
     _, directory = checkpoint("qwen3_next")
     (stem,) = tiny.quantize_linears(directory, "in_proj_ba$", output_format="modelopt")
     with caplog.at_level(logging.WARNING, "nvfp4_moe.transformers"):

@@ -1,6 +1,9 @@
-"""Every model class that the transformers adapter names, loaded by AutoModelForCausalLM.from_pretrained from NVFP4
-checkpoints of both formats and from the producers' own exports, judged at equal router decisions (model_judge.py); and
-generate(): eager, with a static cache, and compiled, the same tokens."""
+"""Every model class that the transformers adapter names, from NVFP4 checkpoints, and generate().
+
+AutoModelForCausalLM.from_pretrained loads checkpoints of both formats and the producers' own exports, which are judged
+at equal router decisions (model_judge.py). generate() must give the same tokens eagerly, with a static cache, and
+compiled.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,7 @@ def test_planted_faults_are_seen(checkpoint):
 
 
 def test_a_wrong_input_of_a_module_is_seen(checkpoint):
-    """The judge of the model around the modules: another router weight, and nothing else."""
+    """Judges the model around the modules: with another router weight, and no other change, it must fail."""
     original, directory = checkpoint("qwen3_moe")
     model = load(directory)
     calls, _ = judge.record(model, logits)
@@ -147,13 +150,13 @@ def test_a_static_cache_gives_the_same_tokens(make, kind):
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "deepseek_v4"])
 def test_caches_of_a_class_of_their_own(make, kind):
-    """These classes have no static cache: as the same model without a cache."""
+    """These classes have no static cache. The tokens are those of the same model without a cache."""
     model = make(kind)
     assert torch.equal(tokens(model), tokens(model, use_cache=False))
 
 
 def test_a_compiled_model_is_one_graph(make):
-    """No graph break, and one graph for other token counts: the handles are constants of their modules."""
+    """There is no graph break, and one graph for all token counts: the handles are constants of their modules."""
     model = make("qwen3_moe")
     graphs = []
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def hub_cache(root, directory):
-    """A cache with the checkpoint as someone/tiny, as the hub's client lays it out: a snapshot of links to blobs."""
+    """A cache with the checkpoint as someone/tiny, in the hub client's layout: a snapshot of links to blobs."""
     revision = "0123456789abcdef0123456789abcdef01234567"
     root = root / "models--someone--tiny"
     snapshot = root / "snapshots" / revision
@@ -81,7 +81,7 @@ def test_what_only_hf_quant_config_declares(checkpoint):
 
 
 def test_a_float_checkpoint_is_quantized_as_it_is_read(checkpoint):
-    """The same layers as enable() makes of the loaded model."""
+    """enable() makes the same layers of the loaded model."""
     original, _ = checkpoint()
     config = adapter.Nvfp4MoeConfig(activation_format="bf16")
     model = AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16, quantization_config=config)

@@ -38,7 +38,7 @@ def clean_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory):
-    """A directory for environments; they are large, and go with the session."""
+    """A directory for environments. They are large, so it is deleted at the end of the session."""
     directory = tmp_path_factory.mktemp("wheels")
     yield directory
     shutil.rmtree(directory)
@@ -77,7 +77,7 @@ def wheel(work, sdist):
 
 @pytest.fixture(scope="session")
 def installed(work, wheel):
-    """installed(version) -> python of an environment that holds the wheel, NumPy and pytest, and nothing else."""
+    """installed(version) -> python of an environment with only the wheel, NumPy and pytest."""
     made: dict[str, Path] = {}
 
     def make(version: str) -> Path:

@@ -210,7 +210,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def paths_of(model: Any, stems: Iterable[str]) -> dict[str, str]:
-    """{path of a module: stem in the files}, as transformers renames keys."""
+    """Returns {path of a module: stem in the files}, as transformers renames keys."""
     renamings = [t for t in get_model_conversion_mapping(model) if isinstance(t, WeightRenaming)]
     known = {f"{path}.weight": 1 for path, _ in model.named_modules()}
     paths = {}

@@ -190,5 +190,5 @@ def test_the_library_s_router_serves_as_vllm_s_does(served, judged):
 
 
 def test_results_are_json_of_numbers(served):
-    """A NaN compares unequal to everything, so a comparison would not report it: check that there is none."""
+    """A NaN compares unequal to everything, so it would pass comparisons unnoticed. It must not occur."""
     assert "NaN" not in json.dumps([result["runs"] for result in served.values()])

@@ -20,7 +20,7 @@ def assert_whole(body, expected):
 
 
 class Mailboxes:
-    """all_to_all_v between threads of this test: a caller's own communication."""
+    """all_to_all_v between threads of this test, as a caller's own communication."""
 
     def __init__(self, world):
         self.world, self.barrier, self.boxes = world, threading.Barrier(world), {}

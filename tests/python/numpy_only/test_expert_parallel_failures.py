@@ -1,4 +1,4 @@
-"""Errors and exits of one rank: the errors that the others, each a thread, receive, and that a run can follow."""
+"""Errors and exits of one rank: the errors that the other ranks, each a thread, receive, and that a run can follow."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_leading_dimensions(shape):
 
 
 def test_requantizing_decoded_values_is_the_identity():
-    """A power-of-two scale: every decoded value is on the grid, and stays there."""
+    """A power-of-two scale: every decoded value is on the grid, and quantizing it again keeps it."""
     codes, scales, s = nv.quantize(X, mode="static", tensor_scale=2.0**-9)
     again = nv.quantize(nv.dequantize(codes, scales, s), mode="static", tensor_scale=s)
     assert (nv.dequantize(*again) == nv.dequantize(codes, scales, s)).all()

@@ -34,7 +34,7 @@ def in_child(body: Callable[[], bool]) -> int:
 
 @contextlib.contextmanager
 def running(one: nv.MoeLayer) -> Iterator[None]:
-    """Three threads that run a layer for as long as the scope."""
+    """Three threads run a layer inside the scope."""
     stop = threading.Event()
 
     def work(seed: int) -> None:
@@ -129,7 +129,7 @@ try:
 except KeyboardInterrupt:
     print(time.monotonic() - sent)
 """
-# One expert that all name: 1500 of them are quantized in some 30 s, and each takes 3 MiB once it is packed.
+# One expert, repeated: quantizing 1500 of them takes some 30 s, and each takes 3 MiB once it is packed.
 MANY = """
 stack = {name: np.broadcast_to(np.ones((rows, cols), np.float32), (experts, rows, cols))
          for name, rows, cols in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner))}
@@ -233,7 +233,7 @@ def work():
 @pytest.mark.attack("interpreter exits")
 @pytest.mark.parametrize("loop", LOOPS)
 def test_daemon_threads_do_not_abort_the_process_at_its_end(loop, attacked):
-    """20 ends, each with two daemon threads somewhere in a call."""
+    """20 interpreter exits, each with two daemon threads somewhere in a call."""
     text = f"""{LOOPS[loop]}
 def loop():
     while True: work()

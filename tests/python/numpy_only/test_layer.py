@@ -35,7 +35,7 @@ from layers import (
 
 
 def opened(w=None, chosen=None, **options) -> nv.MoeLayer:
-    """A layer of these weights and config, else of the usual ones. options: of from_tensors, weights too."""
+    """A layer of these weights and config, or of the usual ones. options: of from_tensors, including weights."""
     return nv.MoeLayer.from_tensors(chosen or config(), **{"max_tokens": 16, **(w or weights()), **options})
 
 
@@ -45,7 +45,7 @@ def opened(w=None, chosen=None, **options) -> nv.MoeLayer:
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_the_layer_is_near_the_same_layer_in_float64(backend):
     hidden, ids, router_weights = batch(9)
-    ids[2] = -1  # a token without a choice
+    ids[2] = -1  # a token without an assignment
     expected = plain_layer(weights(), hidden, ids, router_weights)
     exact = layer(backend=backend, activation_format="bf16", row_format="fp32").run(hidden, ids, router_weights)
     # Two roundings to bf16 on the way (2^-9 each, relative), random over many terms.
@@ -72,7 +72,7 @@ def test_bits_do_not_depend_on_how_arrays_come():
     assert narrow.dtype == np.uint16
     wide = one.run(from_bf16(bf16(hidden)), ids, router_weights, out=np.empty_like(out))
     assert np.array_equal(narrow, bf16(wide))
-    # Read-only inputs are as good as others.
+    # Read-only inputs work too.
     for array in (hidden, ids, router_weights):
         array.setflags(write=False)
     assert np.array_equal(out, one.run(hidden, ids, router_weights))
@@ -183,7 +183,7 @@ def test_a_layer_tells_what_it_is():
 def test_calibrate_measures_what_static_takes():
     hidden, ids, router_weights = batch(16)
     ids[3] = -1
-    hidden[3] = 1e6  # a token without a choice does not count
+    hidden[3] = 1e6  # a token without an assignment does not count
     measured = layer().calibrate(hidden, ids, router_weights)
     amax = np.abs(np.delete(hidden, 3, axis=0)).max()
     assert measured["hidden_amax"] == amax and measured["hidden"] == np.float32(np.float64(amax) / 2688)
@@ -230,7 +230,7 @@ def test_experts_come_back_and_are_replaced_in_place():
         one.replace_expert(0, **expert_of(other, 0), stream=0)
 
 
-# ---- wrong arguments, in the library's words
+# ---- wrong arguments, with the library's messages
 
 
 HIDDEN_STATES, IDS, ROUTER_WEIGHTS = batch(4)
@@ -366,7 +366,7 @@ def test_ten_thousand_layers_leave_nothing_behind():
     before = resident_bytes()
     make(10_000)
     grown = resident_bytes() - before
-    # A packed layer is 32 KiB: had one in a hundred stayed, it were 3 MiB.
+    # A packed layer is 32 KiB: if one in a hundred had stayed, that would be 3 MiB.
     assert grown < 1 << 20, f"{grown} bytes"
     del keep
     threads = threading.active_count()

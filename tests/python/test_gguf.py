@@ -160,8 +160,7 @@ def test_names_of_files(tmp_path, count):
 
 
 def test_a_layer_runs_as_the_same_weights_do(tmp_path):
-    """The layer of the file against a layer of arrays that this test packed itself, from the values that the gguf
-    package decodes."""
+    """The file's layer against a layer of arrays that this test packed from the values that the gguf package decodes."""
     model = Model()
     path = model.write(tmp_path / "model.gguf")
     rng = np.random.default_rng(5)
@@ -240,8 +239,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.name)
 def test_other_types_are_refused_by_name(kind, tmp_path):
-    """Every type of the gguf package has a size here. Without one, later tensors would be read from the wrong
-    offset."""
+    """Every type of the gguf package has a size here. Without one, later tensors would be at wrong offsets."""
     model = Model()
     rng = np.random.default_rng(1)
     for p in PROJECTIONS:

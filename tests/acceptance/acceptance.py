@@ -65,8 +65,7 @@ class Step:
 
 
 def chosen_device():
-    """Makes only one GPU visible, in the order of nvidia-smi: the first, or the first that CUDA_VISIBLE_DEVICES
-    names."""
+    """Makes one GPU visible: nvidia-smi's first, or the first that CUDA_VISIBLE_DEVICES names."""
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0",

@@ -18,8 +18,7 @@ NAMES_OF_NOBODY = {"root", "user", "ubuntu", "debian", "admin", "test", "localho
 
 
 class Scrubber:
-    """Removes names, paths and addresses that identify the machine or its owner. Call it with a text, or with lists and
-    dictionaries of texts."""
+    """Removes names, paths and addresses of the machine or its owner from texts, also in lists and dictionaries."""
 
     def __init__(self, root, *, home_folder=None, user=None, host=None):
         folder = home_folder if home_folder is not None else str(pathlib.Path.home())
@@ -78,8 +77,7 @@ def read(path):
 
 
 def take_over(report, path):
-    """Adds the ended steps of an earlier report of the same commit and device. Prints the reason if it cannot
-    resume."""
+    """Adds the ended steps of an earlier report of the same commit and device, or prints why it cannot resume."""
     try:
         earlier = read(path)
     except (OSError, ValueError) as error:
@@ -167,8 +165,7 @@ def step_row(entry):
 
 
 def rows_of_bench(cells):
-    """Builds a table next to an H200's times, or, if configurations were forced, one that compares the
-    configurations."""
+    """Compares with an H200's times or, if configurations were forced, the configurations with each other."""
     if "configuration" not in cells[0]:
         rows = [("shape", "tokens", "format", "backend", "us", "H200 us", "H200 / this")]
         for cell in cells:

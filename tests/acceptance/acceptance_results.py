@@ -195,8 +195,7 @@ CELL_OF_BENCH = re.compile(
 
 
 def bench_figures(recorded):
-    """Makes a reader of bench_hopper_layers' lines, with the H200's microseconds from the recorded table next to
-    them."""
+    """Makes a reader of bench_hopper_layers' lines, which adds the H200's microseconds from the recorded table."""
 
     def read(text):
         rows = json.loads(recorded.read_text())["rows"]  # of all libraries' layers

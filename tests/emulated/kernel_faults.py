@@ -16,8 +16,7 @@ EXPECT = r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, (\[%r\d+\]), (%r\d+)
 
 @dataclasses.dataclass
 class Edit:
-    """Replaces matches of a pattern in a kernel's text: all of them, one (`which`, from 0; -1 is the last), or a
-    slice."""
+    """Replaces matches of a pattern in a kernel's text: all, one (`which`, from 0; -1 is the last), or a slice."""
 
     pattern: str
     by: str
@@ -26,8 +25,7 @@ class Edit:
 
 @dataclasses.dataclass
 class Fault:
-    """`kernels` is a pattern of names. `order`: the checker of order must detect it; otherwise the test's own values
-    must."""
+    """`kernels` is a pattern of names. `order`: the checker of order must detect it, else the test's own values."""
 
     name: str
     what: str

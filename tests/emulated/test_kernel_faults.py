@@ -47,8 +47,7 @@ def run(test, fault, checked, multiprocessors):
 
 
 def seen(fault):
-    """Returns how a fault was detected: "order", "values", "stopped" (by another report of the emulator), or "" if it
-    was not."""
+    """Returns how a fault was detected: "order", "values", "stopped" (by another report), or "" if it was not."""
     said = run(fault.test, fault.name, fault.order, fault.multiprocessors)
     assert f"planted {fault.name}" in said, f"{fault.name}: nothing to edit\n{said}"
     if "[  FAILED  ]" not in said and "did not end" not in said:

@@ -51,8 +51,7 @@ def check_slices_add_up(path: Path, layer: int, batch: Any, first_rows: int, row
 
 
 def from_cache(path: Path, layer: int, batch: Any, cache: Path, **options: Any) -> tuple[nv.MoeLayer, nv.MoeLayer]:
-    """Returns a layer that was packed into a cache, and one that was mapped from it, after checking that both give the
-    same bits."""
+    """Returns a layer packed into a cache, and one mapped from it. Checks that both give the same bits."""
     first = nv.MoeLayer.from_checkpoint(path, layer, cache_directory=cache, **options)
     assert len(list(cache.glob("*.packed"))) == 1
     mapped = nv.MoeLayer.from_checkpoint(path, layer, cache_directory=cache, **options)

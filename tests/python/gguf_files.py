@@ -73,8 +73,7 @@ ARCHITECTURES = {
 
 
 def random_blocks(rng: np.random.Generator, kind: Type, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns uint8 (..., bytes of a row): any codes under any legal scales. MXFP4: scales within 2^17 of each
-    other."""
+    """uint8 (..., bytes of a row): any codes under any legal scales. MXFP4: scales within 2^17 of each other."""
     elems, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // elems, size), dtype=np.uint8)
     if kind == Type.NVFP4:
@@ -93,8 +92,7 @@ def random_tensor(rng: np.random.Generator, kind: Type, shape: tuple[int, ...]) 
 
 
 class Model:
-    """A model to write. tensors: (array, type) of each tensor; values: their values by the gguf package, by (layer,
-    projection)."""
+    """tensors: (array, type) of each; values: the gguf package's values of them, by (layer, projection)."""
 
     def __init__(
         self,

@@ -1,5 +1,4 @@
-"""Requirements of the GPU tests: torch with CUDA, a GPU, and a build with the CUDA backends; skipped by name without
-them."""
+"""Requirements of the GPU tests: torch with CUDA, a GPU, and a build with the CUDA backends. Skipped by name else."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ E4M3_THRESHOLDS = (_E4M3[1:] + _E4M3[:-1]) / 2
 
 
 def near_threshold(exact: np.ndarray, thresholds: np.ndarray, roundings: int) -> np.ndarray:
-    """Returns whether a float32 computation with that many roundings may take exact to the other side of a
-    threshold."""
+    """Returns whether a float32 computation with that many roundings may move exact across a threshold."""
     magnitude = np.abs(exact)
     above = np.clip(np.searchsorted(thresholds, magnitude), 0, len(thresholds) - 1)
     below = np.clip(above - 1, 0, len(thresholds) - 1)
@@ -98,8 +97,7 @@ def compare(x, ours, oracle, tensor_scale, *, scale_roundings, code_roundings, g
 
 
 def samples(seed: int = 0, rows: int = 64, cols: int = 512):
-    """Yields (name, x float32), the inputs on which the quantizers are compared. bfloat16 values have many exact ties,
-    float32 few."""
+    """Yields (name, x float32) to compare quantizers on. bfloat16 values have many exact ties, float32 few."""
     rng = np.random.default_rng(seed)
 
     def bf16(x):

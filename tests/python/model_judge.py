@@ -106,8 +106,7 @@ def lines_of(x: torch.Tensor, activation_format: str) -> tuple[torch.Tensor, tor
 
 
 def layer_limit(config: nv.MoeConfig, tokens: int) -> float:
-    """Returns the expected relative L2 between two correct kernels (docs/explanation/numerics.md, section 8, with its
-    symbols)."""
+    """The relative L2 between two correct kernels (docs/explanation/numerics.md, section 8, with its symbols)."""
     k = config.hidden_size
     e = 2 * (k / 16 + (2 if config.expert_biases else 1)) * 2.0**-25 * (2 / math.pi) * k**0.5
     rows = tokens * config.top_k * config.intermediate_size
@@ -178,8 +177,7 @@ def linear_weight(tensors: dict[str, torch.Tensor], stem: str) -> tuple[torch.Te
 
 
 def linear_outside(module: Nvfp4LinearModule, call: Call, weight: tuple[torch.Tensor, torch.Tensor, float]) -> Any:
-    """Returns (..., out) bool: the elements outside the bound of one GEMM element (docs/explanation/numerics.md,
-    section 7)."""
+    """(..., out) bool: the elements outside the bound of a GEMM element (docs/explanation/numerics.md, section 7)."""
     x = call.inputs[0].reshape(-1, module.in_features).double()
     form = module.packed.describe()["activation_format"]
     x, scale = lines_of(x, form)

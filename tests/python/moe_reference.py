@@ -311,8 +311,7 @@ def quantize_int8(x: Interval) -> Interval:
 
 
 def gemm(x: Interval, weight: torch.Tensor, alpha: torch.Tensor, factor: float, to: Format) -> Interval:
-    """One rounding to `to` of alpha * sum, (R, N), with the sum within `factor` of sum|p|. x (R, K) finite, weight (N,
-    K)."""
+    """Rounds alpha * sum (R, N) to `to` once; the sum is within `factor` of sum|p|. x (R, K) finite, weight (N, K)."""
     positive, negative = weight.clamp(min=0).T, weight.clamp(max=0).T
     low, high = x.lo @ positive + x.hi @ negative, x.hi @ positive + x.lo @ negative
     largest = torch.maximum(x.lo.abs(), x.hi.abs())
@@ -425,8 +424,7 @@ def _alpha(row_scale: torch.Tensor, tensor_scale: float) -> torch.Tensor:
 
 
 def _rows(options, weights, expert, x, row_scale, router_weight, accuracy, requantize):
-    """Returns (row (R, hidden) interval, free (R)) of the assignments of one local expert. x (R, hidden), row_scale (R,
-    1)."""
+    """(row (R, hidden) interval, free (R)) of one expert's assignments. x (R, hidden), row_scale (R, 1)."""
     if options.activation == "relu2":
         weights = weights._replace(gate=weights.up)  # its result is not used
     gate, up, down = (decode(matrix, expert) for matrix in weights)

@@ -35,8 +35,7 @@ def relative_error(config: nv.RouterConfig, x):
 
 
 def masked_by_groups(config: nv.RouterConfig, scores, error):
-    """Returns the scores, with -inf for experts of excluded groups, and the tokens whose groups have too small a margin
-    to decide."""
+    """Scores with -inf for experts of excluded groups, and the tokens whose groups' margin is too small to decide."""
     unclear = torch.zeros(scores.shape[0], dtype=torch.bool)
     groups, kept = config.num_expert_group, config.topk_group
     if groups == kept:

@@ -222,8 +222,7 @@ def executable(path: Path, body: str) -> None:
 
 @pytest.fixture
 def kit(tmp_path):
-    """Call: kit(options..., VARIABLE=value) -> (exit code, output, the report). kit.ran has the command lines of the
-    tools."""
+    """Call: kit(options..., VARIABLE=value) -> (exit code, output, report). kit.ran: command lines of the tools."""
     tree = tmp_path / "tree"
     (tree / "src/backend/sm120").mkdir(parents=True)
     (tree / "tests/acceptance").mkdir(parents=True)

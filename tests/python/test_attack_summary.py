@@ -1,5 +1,4 @@
-"""tools/attack_summary.py: counts of the attack tests' attempts from their JUnit files, and errors if there are too
-few."""
+"""tools/attack_summary.py: counts of the attack tests' attempts from JUnit files, and errors if they are too few."""
 
 from __future__ import annotations
 

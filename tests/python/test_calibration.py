@@ -1,5 +1,4 @@
-"""Calibration files: GGUF imatrices as the gguf package writes them, and the effect of weighted errors on a layer's
-output."""
+"""Calibration files: GGUF imatrices of the gguf package, and the effect of weighted errors on a layer's output."""
 
 from __future__ import annotations
 

@@ -217,8 +217,7 @@ def neighbour(seed: int, runs: int) -> subprocess.Popen[str]:
 
 
 def test_two_processes_on_one_gpu_and_one_of_them_killed(attacked: Callable[..., None]) -> None:
-    """Each process gets its own numbers. The one that is killed in the middle takes nothing from the other, or from the
-    GPU."""
+    """Each process gets its own numbers. The one that is killed takes nothing from the other, or from the GPU."""
     free_before = free_bytes()
     first, second, doomed = neighbour(0, 500), neighbour(1, 500), neighbour(2, 1 << 30)
     try:

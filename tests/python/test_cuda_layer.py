@@ -218,8 +218,7 @@ def test_what_is_not_here_is_named() -> None:
 
 
 def test_expert_biases(backend: str, activation_format: str) -> None:
-    """A layer like gpt-oss': biases as tensors of the GPU, added once, kept, replaced with their expert, and in a
-    graph."""
+    """A layer like gpt-oss': biases on the GPU, added once, kept, replaced with their expert, and in a graph."""
     options = dict(activation="swiglu_oai", swiglu_limit=7.0, expert_biases=True)
     w, g = weights(), torch.Generator().manual_seed(3)
     biases = tuple(2 * torch.randn(EXPERTS, size, generator=g) for size in (INTER, INTER, HIDDEN))

@@ -61,8 +61,7 @@ def test_the_bytes_are_those_of_host_tensors(backend: str) -> None:
 
 
 def test_rows_may_lie_apart() -> None:
-    """gate and up are halves of one tensor, down a slice of columns at an odd address, scales float8, and tensor scales
-    strided."""
+    """gate and up halve one tensor, down is columns at an odd address, scales are float8, tensor scales strided."""
     weights = stacks()
     lent = on_gpu(weights)
     both = [torch.cat([lent["gate"][i], lent["up"][i]], dim=1) for i in (0, 1)]
@@ -84,8 +83,7 @@ def test_host_and_gpu_tensors_may_mix() -> None:
 
 
 def late_in_a_stream(weights: dict, wrong: float) -> tuple[torch.cuda.Stream, dict]:
-    """Returns tensors that hold illegal values until their stream has slept. weights: values are tensors, or tuples of
-    them."""
+    """Tensors that hold illegal values until their stream has slept. weights: tensors, or tuples of them."""
     right = on_gpu({name: parts if isinstance(parts, tuple) else (parts,) for name, parts in weights.items()})
     late = {name: tuple(torch.full_like(part, wrong) for part in parts) for name, parts in right.items()}
     torch.cuda.synchronize()

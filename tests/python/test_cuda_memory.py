@@ -45,8 +45,7 @@ def stack() -> list[nv.MoeLayer]:
 
 
 class Inputs:
-    """A batch of the largest captured size in memory that graphs have captured. Smaller batches are its first
-    tokens."""
+    """A batch of the largest captured size in graphs' memory. Smaller batches are its first tokens."""
 
     def __init__(self, tokens: int = SIZES[-1], seed: int = 0) -> None:
         self.random = torch.Generator("cuda").manual_seed(seed)

@@ -104,8 +104,7 @@ def nemotron_weights(layer) -> oracle.Weights:
 
 
 def accuracy_of(device: str, activation_format: str) -> oracle.Accuracy:
-    """CONTRACT, except for Hopper's FP8 tensor cores, which add with 13 bits (docs/explanation/numerics.md, section
-    7)."""
+    """CONTRACT, but for Hopper's FP8 tensor cores with 13 bits (docs/explanation/numerics.md, section 7)."""
     if not (is_hopper(device) and activation_format == "fp8"):
         return oracle.CONTRACT
     return dataclasses.replace(

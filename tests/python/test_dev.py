@@ -28,8 +28,7 @@ esac
 
 @pytest.fixture
 def dev(tmp_path):
-    """A copy of ./dev, with stand-ins on PATH. Call: dev(verb, ...) -> (exit status, the commands it ran, its
-    output)."""
+    """A copy of ./dev, with stand-ins on PATH. Call: dev(verb, ...) -> (exit status, commands it ran, output)."""
     shutil.copy(ROOT / "dev", tmp_path / "dev")
     tools = tmp_path / "bin"
     tools.mkdir()

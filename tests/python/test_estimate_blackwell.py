@@ -116,8 +116,7 @@ def test_the_page_has_the_tables_of_the_record(result):
 
 
 def test_plans_of_this_tree_are_those_of_the_record(result):
-    """If the program is built, estimates again and compares with the record, so that changed configurations are
-    found."""
+    """If the program is built, compares new estimates with the record, to find changed configurations."""
     program = next((path for path in ROOT.glob("build/*/bench/bench_blackwell_plans")), None)
     if program is None:
         pytest.skip("no bench_blackwell_plans under build")

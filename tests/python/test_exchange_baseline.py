@@ -1,5 +1,4 @@
-"""Tests of bench/exchange_baseline.py: two processes over gloo, whose sums it checks itself, and bytes counted by
-hand."""
+"""Tests of bench/exchange_baseline.py: two processes over gloo, their checked sums, and bytes counted by hand."""
 
 from __future__ import annotations
 

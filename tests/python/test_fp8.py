@@ -168,8 +168,7 @@ def test_what_it_refuses_is_named():
 
 @pytest.mark.parametrize("backend", HOSTS)
 def test_a_static_scale(backend):
-    """An input_scale stands for a range of 2688 times itself. A row holds 448 times its own scale, and saturates beyond
-    that."""
+    """An input_scale means a range of 2688 times itself. A row holds 448 times its scale and saturates beyond that."""
     rows = np.zeros((3, 32), dtype=np.float32)
     rows[0, :4] = [448, 464, 1000, -1e30]
     rows[1, :3] = [2.0**-9, 2.0**-10, 1.5 * 2.0**-10]

@@ -93,8 +93,7 @@ def test_ranks_of_any_placement_add_up_to_the_layer(places):
 
 
 def test_ranks_with_few_experts_or_none():
-    """Ids that name no expert add nothing under a lookup; fewer local experts than top_k; room for an expert that no id
-    names."""
+    """Ids of no expert add nothing under a lookup; fewer local experts than top_k; room for an unused expert."""
     hidden, ids, weights = inputs()
     (rank,) = ranks_of([[4, 1]])
     for bad in (-1, -7, E, E + 100):

@@ -1,5 +1,4 @@
-"""Fused parameters with biases, with interleaved rows of gate and up, and without a gate, against a layer of separate
-experts."""
+"""Fused parameters with biases, interleaved gate and up, or no gate, against a layer of separate experts."""
 
 from __future__ import annotations
 

@@ -143,8 +143,7 @@ def floats_of(twin) -> dict[str, torch.Tensor]:
 
 
 def test_floats_as_transformers_writes_them(twin, batch, tmp_path):
-    """(E, K, N), gate and up in alternate columns, quantized at load. The oracle is the module with the quantized
-    weights."""
+    """(E, K, N), gate and up in alternate columns, quantized at load. The oracle has the quantized weights."""
     directory = write(tmp_path, floats_of(twin), quantization=None)
     loaded, rounded = nv.Checkpoint(str(directory)), copy.deepcopy(twin)
     with torch.no_grad():
@@ -206,8 +205,7 @@ def test_quantize_refuses_it(twin, tmp_path):
 
 @pytest.mark.parametrize("published_form", [False, True])
 def test_transformers_loads_it(tmp_path, published_form):
-    """from_pretrained of floats and of MXFP4 as published, through the adapter: transformers' own experts judge each
-    call."""
+    """from_pretrained of floats and of published MXFP4, through the adapter; transformers' own experts judge it."""
     pytest.importorskip("transformers")
     import model_judge as judge
     import nvfp4_moe.transformers as adapter

@@ -21,8 +21,7 @@ def tiny_batch() -> tuple[np.ndarray[Any, Any], ...]:
 
 
 class Lent:
-    """An array of a framework that NumPy does not know. It has only versioned DLPack, with a flag for read-only
-    memory."""
+    """An array that NumPy does not know. It has only versioned DLPack, with a flag for read-only memory."""
 
     def __init__(self, array: np.ndarray[Any, Any], read_only: bool) -> None:
         self._array = array.view()

@@ -136,8 +136,7 @@ def layer(seed: int, choices: dict, **build_choices) -> Case:
 
 
 def matrix(name: str, part: int, change):
-    """Changes one array of one matrix. part 0: codes, 1: scales, 2: tensor scales. change(array, the id of a used
-    expert)."""
+    """Changes an array of a matrix. part 0: codes, 1: scales, 2: tensor scales. change(array, id of a used expert)."""
 
     def plant(case: Case) -> Case:
         arrays = list(getattr(case.weights, name))

@@ -68,8 +68,7 @@ def judged(tmp_path_factory):
 
 
 def test_the_judge_allows_the_layer_and_little_else(judged):
-    """The bound is a few roundings of h wide: an output whose h was never rounded is within it, a row one percent
-    larger is not."""
+    """The bound is a few roundings of h wide: it allows h without rounding, but not a row one percent larger."""
     _, twin, batch, out, _ = judged
     own.check_output(out, twin, batch, "as it is")
     own.check_output(own.call(twin, batch), twin, batch, "float64")

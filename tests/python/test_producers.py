@@ -204,8 +204,7 @@ def test_verify_passes_on_the_committed_checkpoints(tool, producer):
 
 @pytest.mark.parametrize("producer", PRODUCERS)
 def test_codes_are_the_quantizers(written, producer):
-    """gate and up share the tensor scale of the larger amax. Codes and scales are those of quantize for the original
-    weights."""
+    """gate and up share the larger amax's tensor scale. Codes and scales are quantize's for the original weights."""
     original, directories = written
     weights = raw(original)
     for expert, _, _ in experts(directories[producer]):

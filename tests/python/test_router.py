@@ -1,5 +1,4 @@
-"""select_experts against a plain loop over Python's floats: ties, infinities, NaN, groups, hash tables, arrays of every
-kind, and refusals."""
+"""select_experts against a loop over Python's floats: ties, Inf, NaN, groups, hash tables, arrays, refusals."""
 
 from __future__ import annotations
 

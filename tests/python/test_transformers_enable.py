@@ -23,8 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def quantized(weights):
-    """Returns oracle matrices (codes, scales, tensor scale) of float weights (E, rows, K), by the library's quantizer
-    of weights."""
+    """oracle matrices (codes, scales, tensor scale) of float weights (E, rows, K), by the library's quantizer."""
     parts = [nv.quantize(weight.float()) for weight in weights]
     codes, scales = (torch.stack([part[index] for part in parts]) for index in (0, 1))
     return codes, scales, torch.tensor([part[2] for part in parts], dtype=torch.float32)

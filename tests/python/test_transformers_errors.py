@@ -124,8 +124,7 @@ def test_a_truncated_shard(directory):
 
 
 def test_an_activation_that_the_class_computes_otherwise(directory, monkeypatch):
-    """transformers' class and the checkpoint's layer must compute the same activation, independently of the two
-    names."""
+    """transformers' class and the checkpoint's layer must compute the same activation, for any names."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
     def clamped(self, gate_up):

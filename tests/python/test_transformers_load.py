@@ -28,8 +28,7 @@ def nbytes(tensors):
 
 
 def test_experts_are_never_torchs(tmp_path, monkeypatch):
-    """transformers reads the other tensors, each once; torch allocates no more than they take; the model holds no
-    more."""
+    """transformers reads the other tensors, each once. torch allocates only them, and the model holds no more."""
     from transformers import core_model_loading
 
     original, directory = tmp_path / "original", tmp_path / "quantized"

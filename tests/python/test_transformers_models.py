@@ -70,8 +70,7 @@ def test_exports_of_real_producers(made, family, producer):
 
 
 def test_planted_faults_are_seen(checkpoint):
-    """The original files are the judge. The model reads others: one expert's scale doubled, one code of a linear
-    changed."""
+    """The original files are the judge. The model reads changed ones: an expert's doubled scale, a linear's code."""
     _, directory = checkpoint("qwen3_moe")
     (stem, *_) = tiny.quantize_linears(directory, "layers.1.self_attn.o_proj$", output_format="modelopt")
     truth = directory.with_name("truth")
@@ -192,8 +191,7 @@ def test_compiled_generation_gives_the_same_tokens(make):
 
 
 def test_a_longer_prompt_than_one_run_takes(make):
-    """A prompt in parts gives the same tokens as in one run: a token's bits do not depend on its batch under this
-    backend."""
+    """A prompt in parts gives the same tokens: a token's bits do not depend on its batch under this backend."""
     model = make("qwen3_moe")
     eager = tokens(model)
     modules = [m for m in model.modules() if isinstance(m, (adapter.Nvfp4Experts, adapter.Nvfp4LinearModule))]

@@ -1,5 +1,4 @@
-"""Committed vectors equal the output of their scripts, if the makers are installed. tests/vectors and tests/layer read
-them."""
+"""Committed vectors equal their scripts' output if the makers are installed. tests/vectors, tests/layer read them."""
 
 from __future__ import annotations
 

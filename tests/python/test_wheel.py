@@ -31,8 +31,7 @@ VERSIONS = [
 
 
 def clean_environment() -> dict[str, str]:
-    """Returns the environment without variables that would let a new interpreter find this build tree or this one's
-    packages."""
+    """The environment without variables that let a new interpreter find this build tree or its packages."""
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
@@ -110,8 +109,7 @@ def run_numpy_only(python: Path) -> None:
 
 
 def test_sdist_holds_what_the_wheel_needs(sdist):
-    """The sdist has every file under src, include, python and cmake that the repository has, the build's own files, and
-    no others."""
+    """The sdist has the repository's files under src, include, python and cmake, and the build's own files."""
     listed = subprocess.run(["tar", "tzf", sdist], capture_output=True, text=True, check=True).stdout.split()
     held = {name.split("/", 1)[1] for name in listed}
     command = ["git", "ls-files", "-co", "--exclude-standard", "src", "include", "python", "cmake"]
@@ -186,8 +184,7 @@ def mypy(python: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_strict_types(installed):
-    """Checks the installed package itself, a user's program, and one with mistakes: exactly the marked lines must be
-    errors."""
+    """Checks the installed package, a user's program, and one with mistakes: exactly its marked lines are errors."""
     python = installed(FAST_VERSION)
     package = mypy(python, "-p", "nvfp4_moe")
     assert package.returncode == 0, package.stdout + package.stderr

@@ -132,8 +132,7 @@ def rewrite(directory: Path, change: Callable[[str, torch.Tensor], dict[str, tor
 def quantize_linears(
     directory: Path, pattern: str, *, output_format: str, input_scale: float | None = 0.01
 ) -> list[str]:
-    """Quantizes the weights whose keys (without .weight) match a pattern to NVFP4 under the format's names. Returns
-    their stems."""
+    """Quantizes weights whose keys (without .weight) match a pattern to the format's NVFP4. Returns their stems."""
     stems = []
 
     def change(key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -68,8 +68,7 @@ def quantize_line(x, scale):
 
 
 def quantize_int8(x):
-    """float64 x (K,) as code * scale: scale = amax/127 and code = the nearest integer, each by one rounding to
-    float32."""
+    """float64 x (K,) as code * scale: scale = amax/127, code = the nearest integer, each rounded once to float32."""
     blocks = x.view(-1, 16)
     scale = (blocks.abs().amax(1, keepdim=True) / 127).float().clamp(min=2.0**-116).double()
     return (torch.round((blocks / scale).float()).double() * scale).flatten()

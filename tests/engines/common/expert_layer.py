@@ -60,8 +60,7 @@ def library(model, inputs, **options):
 
 
 def is_outside(model, inputs, out, **options):
-    """Returns whether out leaves the intervals around the float64 layer that docs/explanation/numerics.md allows CPU
-    kernels."""
+    """Returns whether out leaves the float64 layer's intervals that docs/explanation/numerics.md allows on CPUs."""
     found = stacks(model)
     weights = moe_reference.Weights(**({"gate": found["up"]} | found))  # relu2 reads no gate
     options = moe_reference.Options(**sizes(model, **options))

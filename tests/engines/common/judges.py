@@ -8,8 +8,7 @@ from models import TOP_K
 
 
 def judge(truth_of_model, twin_run, run, what: str, least: int = 50) -> None:
-    """Compares a run with the truth: its error is at most twice the stock engine's on the twin. least: values
-    compared."""
+    """Checks that a run's error is at most twice that of the stock engine on the twin. least: values compared."""
     twin, ours = truth.measure(truth_of_model, twin_run), truth.measure(truth_of_model, run)
     print(f"\n{what}: {ours}\ntwin: {twin}")
     assert twin.values > least, "the twin itself leaves the truth at once: there is nothing to compare"

@@ -83,8 +83,7 @@ class Errors:
         return (self.squares / max(1, self.values)) ** 0.5
 
     def faults(self, yardstick):
-        """Returns in words what exceeds twice the errors of the engine's bfloat16 twin: a list, empty if nothing
-        does."""
+        """Returns in words what exceeds twice the errors of the engine's bfloat16 twin, [] if nothing does."""
         worst_token, worst_expert = max(self.token_margins, default=0), max(self.expert_margins, default=0)
         checked = {
             f"rms {self.rms} of {yardstick.rms}": self.rms <= 2 * yardstick.rms,
@@ -105,8 +104,7 @@ class Errors:
 
 
 def _flip(routers, logits, errors):
-    """Returns the first position at which the run chose another set of experts than the truth, or the number of
-    positions."""
+    """Returns the first position with other experts than the truth's, or the number of positions."""
     positions = len(routers[0]["experts"])
     for position in range(positions):
         for said, exact in zip(routers, logits, strict=True):

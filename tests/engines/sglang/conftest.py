@@ -36,8 +36,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def plugin_path(tmp_path_factory):
-    """Makes a folder with the entry points of pyproject.toml, as an installed wheel's metadata has them, and those of
-    record.py."""
+    """Makes a folder with the entry points of pyproject.toml, as in an installed wheel, and those of record.py."""
     folder = tmp_path_factory.mktemp("metadata")
     recorder = "[sglang.srt.plugins]\nrecord = record:register\n"
     for name, points in (("nvfp4-moe", install.entry_points()), ("nvfp4-moe-record", recorder)):
@@ -69,8 +68,7 @@ def sglang(plugin_path):
 
 @pytest.fixture
 def configured(sglang):
-    """configured(**arguments of the server): sets the arguments for layers made from then on, as if a user had given
-    them."""
+    """configured(**arguments of the server): sets the arguments for new layers, as if a user had given them."""
     with contextlib.ExitStack() as stack:
         made = []
 

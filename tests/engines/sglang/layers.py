@@ -92,8 +92,7 @@ def served(sglang, form, model, inputs, *, ep=(1, 0), tp=(1, 0), **options):
 
 
 def ask(monkeypatch, activation_format):
-    """Sets the requested format of activations for layers made from now on. The environment would set it for the whole
-    process."""
+    """Sets the format of activations for new layers. The environment would set it for the whole process."""
     from nvfp4_moe.sglang import compressed_tensors, hooks
 
     def asking(own, place):

@@ -30,14 +30,12 @@ GPU = {"device": "cuda", "attention_backend": "triton"}
 
 
 def by_token(steps):
-    """SGLang's lists of (log-probability, token, text), without the first token of a prompt, which has no
-    log-probability."""
+    """SGLang's lists of (log-probability, token, text). A prompt's first token has no log-probability: left out."""
     return [{token: value for value, token, _ in step} for step in steps if step]
 
 
 def read_routers(record):
-    """Returns [layer] -> {"logits": (T, E), "experts": (T, top_k)} of all calls since the last reading; nothing without
-    a record."""
+    """Returns [layer] -> {"logits": (T, E), "experts": (T, top_k)} since the last reading; nothing without a record."""
     if record is None:
         return []
     layers = {}

@@ -42,8 +42,7 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def judged(served, checkpoints):
-    """judged(run, what, judge): checks that a run equals the truth except at ties, within the errors of the engine's
-    bfloat16 twin."""
+    """judged(run, what, judge): a run equals the truth, except at ties, within the bfloat16 twin's errors."""
     truth, (twin, _) = Truth(checkpoints["twin"]), served("twin")
     return lambda run, what, judge=judges.judge: judge(truth, twin[0], run, what, 500)
 

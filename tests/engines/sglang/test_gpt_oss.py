@@ -151,8 +151,7 @@ def test_what_no_file_brings_is_an_error(sglang, configured, model, lost):
 
 
 def test_the_models_own_block_selects_and_computes(sglang, configured, model):
-    """SGLang's GptOssSparseMoeBlock, including its router with a bias, against transformers' experts at its
-    decisions."""
+    """SGLang's GptOssSparseMoeBlock, including its router's bias, against transformers' experts at its decisions."""
     from sglang.srt.layers.quantization.mxfp4 import Mxfp4Config
     from sglang.srt.models.gpt_oss import GptOssSparseMoeBlock
 

@@ -39,8 +39,7 @@ def method_of(form: str) -> str:
 
 
 def check_reloaded(result: dict) -> dict:
-    """Checks that reloads filled the same layers, and that the last weights, which are the first again, give the first
-    run."""
+    """Checks that reloads filled the same layers, and that the first weights, loaded last, give the first run again."""
     ok(result)
     assert all(handles == result["handles"][0] for handles in result["handles"])
     assert result["runs"][-1] == result["runs"][0], "back at the first weights"

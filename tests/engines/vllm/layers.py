@@ -92,8 +92,7 @@ class Layer(torch.nn.Module):
 
 
 def with_parameters(methods, kind: str, layer: Layer):
-    """Returns the method of a layer of kind "modelopt" or "compressed-tensors". Nothing is loaded into the
-    parameters."""
+    """Returns the method of a layer of kind "modelopt" or "compressed-tensors". Nothing is loaded yet."""
     from nvfp4_moe.vllm.plan import plan_of
     from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
 

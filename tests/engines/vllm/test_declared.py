@@ -1,5 +1,4 @@
-"""Activation formats from a checkpoint's declarations: the plugin's configs over vLLM's own, for a layer as vLLM makes
-it."""
+"""Activation formats from a checkpoint's declarations: the plugin's configs over vLLM's own, for vLLM's layers."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ def test_modelopts_weight_only_groups_beside_nvfp4(plan_of, inputs):
 
 
 def with_another_group(targets, rest, **changes):
-    """Returns compressed_w4a4 with a first group of these targets and changes, and a second group of the `rest`
-    projections."""
+    """Returns compressed_w4a4 with a first group of these targets and changes, and a second of the `rest`."""
     quantization = models.quantization("compressed_w4a4")
     first = quantization["config_groups"]["group_0"]
     other = dict(first, targets=targets, **changes)

@@ -1,5 +1,4 @@
-"""DeepSeek-V4 as vLLM builds and loads it: MXFP4 and NVFP4 experts among the other tensors, routed by hash and by
-bias."""
+"""DeepSeek-V4 as vLLM builds and loads it: MXFP4 and NVFP4 experts, routed by hash and by bias."""
 
 from __future__ import annotations
 

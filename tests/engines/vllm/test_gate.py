@@ -1,5 +1,4 @@
-"""The gate of a router: the linear layers that use the library's method under the plugin's configs, and their
-results."""
+"""The gate of a router: the linear layers that get the library's method from the plugin's configs, and results."""
 
 from __future__ import annotations
 

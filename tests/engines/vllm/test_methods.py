@@ -12,8 +12,7 @@ TOKENS = 11
 
 
 def loaded(methods, kind="modelopt", local=None, expert_map=None, on_input=False, top_k=TOP_K, seed=0):
-    """Returns a method and its layer, with weights loaded but not processed. local: the global ids of the rank's
-    experts."""
+    """Returns a method and its layer, with weights loaded but not processed. local: the rank's global ids."""
     here = list(range(EXPERTS)) if local is None else local
     layer = Layer(moe_config(len(here), top_k), expert_map, on_input)
     method = layers.with_parameters(methods, kind, layer)

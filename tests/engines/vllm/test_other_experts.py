@@ -1,5 +1,4 @@
-"""gpt-oss' experts, and experts without a gate, through vLLM's own parameters, loader and methods, a layer at a
-time."""
+"""gpt-oss' experts, and experts without a gate, one layer at a time, with vLLM's own parameters and loader."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Expert parallel ranks over the library's exchange: vLLM's own groups and MoE layers in two processes, and its
-engine."""
+"""Expert parallel ranks over the library's exchange: vLLM's own layers in two processes, and its engine."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ def tensor_ranks(tmp_path_factory):
 
 @pytest.mark.parametrize("activations", ["bf16", "nvfp4", "fp8", "int8_block"])
 def test_ranks_with_tokens_of_their_own_have_the_bits_of_one(data_ranks, activations):
-    """The same number of tokens on each rank, more on one, none on one; through the method and through vLLM's
-    runner."""
+    """The same number of tokens on each rank, more on one, none on one; through the method and vLLM's runner."""
     for rank, result in enumerate(data_ranks):
         facts = result["layers"][activations]
         assert facts["over_ranks"] and facts["reduced"], "vLLM adds nothing up"

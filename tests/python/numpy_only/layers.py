@@ -11,8 +11,7 @@ EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 6, 2, 64, 48
 
 
 def matrices(random: np.random.Generator, experts: int, rows: int, cols: int) -> tuple[np.ndarray, ...]:
-    """(codes, scales, tensor_scale) of a stack with every code, scales 2^-2 to 2^1 and a tensor scale for each
-    expert."""
+    """(codes, scales, tensor_scale) of a stack: every code, scales 2^-2 to 2^1, a tensor scale for each expert."""
     return (
         random.integers(0, 256, (experts, rows, cols // 2), dtype=np.uint8),
         random.integers(0x28, 0x40, (experts, rows, cols // 16), dtype=np.uint8),

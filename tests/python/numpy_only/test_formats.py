@@ -274,8 +274,7 @@ def test_no_parameter_shadows_a_builtin():
 
 
 def test_arrays_of_every_kind():
-    """Numbers and lists, strides, alignment and read-only memory: one array type takes them all, and copies only if it
-    must."""
+    """One array type takes numbers, lists, strides, any alignment and read-only memory. It copies only if it must."""
     expected = nv.quantize(X, mode="dynamic_token")
     crooked = np.frombuffer(b"\0" + X.tobytes(), np.float32, offset=1).reshape(X.shape)
     assert not crooked.flags.aligned and not crooked.flags.writeable

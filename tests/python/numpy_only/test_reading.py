@@ -1,5 +1,4 @@
-"""Checkpoints that can be read in more than one way, against a float64 oracle of the meaning of their files. NumPy
-only."""
+"""Checkpoints that can be read in more than one way, against a float64 oracle of their files. NumPy only."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ def source(tmp_path):
 
 
 def error(model, directory, layer=1, **reading):
-    """Returns the relative error of a layer, as it is read, against float64 of each matrix with one tensor scale per
-    expert."""
+    """Returns the relative error of a layer, as it is read, against float64 with one tensor scale per expert."""
     random = np.random.default_rng(3)
     hidden = random.standard_normal((TOKENS, HIDDEN)).astype(np.float16).astype(np.float32)
     ids = np.stack([random.permutation(EXPERTS)[:2] for _ in range(TOKENS)]).astype(np.int32)

@@ -74,7 +74,7 @@ class FusedParameters:
         return inner
 
     def _rows_of(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns gate's or up's rows of w13, its scales or its bias (E, rows, ...) as a view (E, inner_size(), ...)."""
+        """Returns gate's or up's rows of w13, its scales or bias (E, rows, ...), as a view (E, inner_size(), ...)."""
         inner = self.inner_size()
         if not self.gated:
             return tensor[:, :inner]

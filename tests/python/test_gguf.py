@@ -160,7 +160,7 @@ def test_names_of_files(tmp_path, count):
 
 
 def test_a_layer_runs_as_the_same_weights_do(tmp_path):
-    """The file's layer against a layer of arrays that this test packed from the values that the gguf package decodes."""
+    """The file's layer against one of arrays that this test packed from the values that the gguf package decodes."""
     model = Model()
     path = model.write(tmp_path / "model.gguf")
     rng = np.random.default_rng(5)

@@ -109,7 +109,7 @@ def run_numpy_only(python: Path) -> None:
 
 
 def test_sdist_holds_what_the_wheel_needs(sdist):
-    """The sdist has the repository's files under src, include, python and cmake, and the build's own files."""
+    """The sdist has every repository file under src, include, python and cmake, the build's own files, no others."""
     listed = subprocess.run(["tar", "tzf", sdist], capture_output=True, text=True, check=True).stdout.split()
     held = {name.split("/", 1)[1] for name in listed}
     command = ["git", "ls-files", "-co", "--exclude-standard", "src", "include", "python", "cmake"]

@@ -223,8 +223,8 @@ def stock_twin(original: Path, model: Any, changed: Iterable[str] = ()) -> Any:
     """transformers' class with the original weights, except for the modules `changed`, which have the model's.
 
     A tensor that the loaded model has too must be the same number in the twin's dtype. The twin gets the model's own
-    tensor, because float32 buffers stay float32 in a pre-quantized model, and transformers casts some weights of a float
-    model differently.
+    tensor, because float32 buffers stay float32 in a pre-quantized model, and transformers casts some weights of a
+    float model differently.
     """
     twin = transformers.AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16)
     own, other = model.state_dict(), {f"{path}.weight" for path in changed}

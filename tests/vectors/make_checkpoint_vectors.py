@@ -3,12 +3,12 @@
 
     make_checkpoint_vectors.py [OUT]     OUT defaults to tests/vectors
 
-  OUT/modelopt_qwen3_moe             nvidia-modelopt: mtq.quantize with its NVFP4 config and a calibration loop, then its
-                                     export_hf_checkpoint, which takes transformers' fused experts apart itself
-  OUT/compressed_tensors_qwen3_moe   compressed-tensors: apply_quantization_config with its NVFP4 scheme, scales from its
-                                     generate_gparam and calculate_qparams, then ModelCompressor.compress_model,
-                                     save_pretrained and update_config. It quantizes nn.Linear only and leaves taking the
-                                     fused experts apart to its caller: LinearExperts below, as llm-compressor does
+  OUT/modelopt_qwen3_moe             nvidia-modelopt: mtq.quantize with its NVFP4 config and a calibration loop, then
+                                     its export_hf_checkpoint, which splits transformers' fused experts itself
+  OUT/compressed_tensors_qwen3_moe   compressed-tensors: apply_quantization_config with its NVFP4 scheme, scales from
+                                     its generate_gparam and calculate_qparams, then ModelCompressor.compress_model,
+                                     save_pretrained and update_config. It quantizes only nn.Linear, so its caller
+                                     must split fused experts: LinearExperts below, as llm-compressor does
   OUT/checkpoints.json               the versions that wrote them
 
 The tests run these functions again and compare, if the same versions are installed.

@@ -3,8 +3,9 @@
 
     make_layer_vectors.py [OUT]     OUT defaults to tests/vectors; writes OUT/layers.safetensors
 
-The weights are quantized by ModelOpt's NVFP4QTensor; everything else is the contract (docs/explanation/numerics.md) in torch float64,
-with torch's own casts as the only roundings: float8_e4m3fn, bfloat16, float32. Metadata: the versions that made it.
+ModelOpt's NVFP4QTensor quantizes the weights. Everything else is the contract (docs/explanation/numerics.md) in torch
+float64, with torch's own casts as the only roundings: float8_e4m3fn, bfloat16, float32. Metadata: the versions that
+made it.
 
   {gate,up,down}.codes         U8   (E, rows, cols/2)     {gate,up,down}.scales U8 (E, rows, cols/16)
   {gate,up,down}.tensor_scale  F32  (E)

@@ -133,7 +133,7 @@ def test_a_layer_that_is_not_taken_says_why(fields, why, vllm_config, log, monke
     ("targets", "taken"),
     [
         (["q_proj", "k_proj", "v_proj", "o_proj"], True),
-        (["qkv_proj", "gate_proj"], True),  # a gate_proj without the others is not the experts' module
+        (["qkv_proj", "gate_proj"], True),  # a plain gate_proj is not a module of the experts
         (["q_proj", "experts"], False),
         (["experts.0.gate_proj"], False),
         (["model.layers.0.mlp.experts"], False),

@@ -71,7 +71,7 @@ def cpu_name():
 
 
 def record(path, tests, commit=None, **more):
-    """Writes the run's date, commit, host, processor, seconds and counts; `more` goes before the names of skipped tests."""
+    """Writes the run's date, commit, host, processor, seconds and counts; `more` precedes names of skipped tests."""
     commit = commit or subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout
     said = {
         "date": datetime.date.today().isoformat(),

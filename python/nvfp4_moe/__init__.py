@@ -357,7 +357,7 @@ def load_expert(
     Returns:
         A dict of copies. "gate" and "up" (intermediate, hidden) and "down" (hidden, intermediate) are
         {"codes" uint8 (rows, K/2), "scales" uint8 (rows, K/16), "tensor_scale" float} for every format of the files;
-        "gate" is None if experts have no gate.
+        Experts without a gate have None for "gate".
         "input_scale" is {"hidden", "intermediate"}: the layer's activation scales (amax/2688, the maximum over all
         experts), each None if the files have none. "names" maps each projection to the name of its tensor.
     """

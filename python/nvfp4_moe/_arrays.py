@@ -73,7 +73,7 @@ def _is_jax(array: Any) -> bool:
 
 
 def in_framework(made: Any, like: Any) -> Any:
-    """Converts a result from NumPy to the framework of the input: to a JAX array on the input's device, else not at all."""
+    """Converts a NumPy result to a JAX array on the input's device if the input is one, else returns it unchanged."""
     if not _is_jax(like):
         return made
     jax = sys.modules["jax"]

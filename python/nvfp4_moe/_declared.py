@@ -16,9 +16,9 @@ _OF_MODELOPT = {"NVFP4": "nvfp4", "W4A8_NVFP4_FP8": "fp8", "W4A8_MXFP4_FP8": "fp
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """The activations that a checkpoint declares for a layer: bf16 (weight-only), nvfp4 or fp8.
+    """The activations that a checkpoint declares for a layer.
 
-    where: quoted from it.
+    format: bf16 (weight-only), nvfp4 or fp8. `where` quotes the checkpoint.
     """
 
     format: str

@@ -30,7 +30,7 @@ class FusedParameters:
 
     Attributes:
         w13_tensor_scale: (E_local, 2) in the order of the rows; or (E_local,) or (E_local, 1), shared by gate and up.
-            This and w2_tensor_scale are None with mxfp4, because the cast computes them.
+            With mxfp4 pass None here and for w2_tensor_scale, because the cast computes them.
         intermediate_size: If the engine pads I, the size without padding: the first rows of gate and of up and the
             first columns of w2. The padding is not read.
         w13_bias, w2_bias: Both or neither. In a tensor parallel group w2_bias must be zeros on all ranks but one,
@@ -74,7 +74,7 @@ class FusedParameters:
         return inner
 
     def _rows_of(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns gate's or up's rows of w13, its scales or its bias (E, rows, ...), as a view (E, inner_size(), ...)."""
+        """Returns gate's or up's rows of w13, its scales or bias (E, rows, ...), as a view (E, inner_size(), ...)."""
         inner = self.inner_size()
         if not self.gated:
             return tensor[:, :inner]

@@ -35,7 +35,10 @@ ReadModule = Callable[[str], "str | None"]
 
 @dataclasses.dataclass
 class _Member:
-    """A member that a reader found: parameters without self and cls (None if not a function), and a test for attributes."""
+    """A member that a reader found.
+
+    It has the parameters without self and cls (None if it is not a function) and a test for attributes.
+    """
 
     names: list[str] | None
     required: list[str]
@@ -46,7 +49,7 @@ class _Member:
 def _difference(entry: Entry, found: _Member | str) -> str | None:
     """Describes the difference in a sentence that begins with the member's name, or returns None.
 
-    found is the member, or the reason why there is none.
+    found is the member, or the reason for its absence.
     """
     kind, name, names = entry
     if isinstance(found, str):

@@ -51,10 +51,10 @@ class MoeConfig:
             "compat": the input scale as it is, with vLLM's order of operations.
         intermediate_scale: The scale of the activation's output: "dynamic_token"; "fixed", one power of two
             (intermediate_fixed, else derived from swiglu_limit, else 16 times the input scale); or "compat".
-        router_weight: Where the router weight is multiplied: "after_down"; "before_down", before the intermediate is
+        router_weight: When the router weight is multiplied: "after_down"; "before_down", before the intermediate is
             quantized; or "on_input", to hidden before it is quantized, for the routed experts only (requires top_k 1).
         row_format: The dtype of gemm2's rows before they are combined, "bf16" or "fp32".
-        batch_invariant: A token's result has the same bits whatever else is in the batch.
+        batch_invariant: A token's result has the same bits in every batch.
         swiglu_alpha: a above; used by "swiglu_oai" only.
         intermediate_fixed: The power of two for intermediate_scale "fixed".
         static_headroom: A power of two; 1 unless activation_scale is "static".

@@ -116,7 +116,7 @@ class MoeLayer(_core.Layer):
             config: The layer's sizes and options.
             gate, up, down: (codes, scales, tensor_scale) each: uint8 (E_local, rows, K/2); uint8 or float8_e4m3fn
                 (E_local, rows, K/16); float32 (E_local,) or one number. (rows, K) is (I, H) for gate and up and (H, I)
-                for down. gate is None with activation "relu2". Experts and rows may have strides, so gate and up may
+                for down. Activation "relu2" takes gate=None. Experts and rows may have strides, so gate and up may
                 be halves of one (E, 2I, H/2) tensor. The arrays are copied one expert at a time and not kept. If all
                 are on the layer's GPU they are packed there, after the work in their framework's current stream;
                 arrays on another device go through the host.
@@ -189,8 +189,8 @@ class MoeLayer(_core.Layer):
         """Opens a layer from float weights, which are quantized to NVFP4 one expert at a time.
 
         Args:
-            gate, up, down: bfloat16, float16 or float32 (E_local, I, H), (E_local, I, H) and (E_local, H, I). gate is
-                None with activation "relu2". All are in host memory, with any strides, or all on the layer's GPU,
+            gate, up, down: bfloat16, float16 or float32 (E_local, I, H), (E_local, I, H) and (E_local, H, I).
+                Activation "relu2" takes gate=None. All are in host memory, with any strides, or all on the layer's GPU,
                 contiguous along the last dimension. On the GPU they are quantized to the same bytes without passing
                 through the host. Each matrix gets its own tensor scale, amax/2688.
 
@@ -318,8 +318,8 @@ class MoeLayer(_core.Layer):
         Args:
             local_expert: Index among the local experts; -1 is the shared expert, which has no biases.
             gate, up, down: (codes uint8 (rows, K/2), scales uint8 (rows, K/16), tensor_scale) each, contiguous, all in
-                host memory or all on the layer's device. gate is None in a layer without one. The arrays are free for
-                reuse on return.
+                host memory or all on the layer's device. A layer without a gate takes gate=None. The arrays are free
+                for reuse on return.
             biases: (gate (I,), up (I,), down (H,)) if config.expert_biases is set, else None.
             stream: For a layer on a GPU, the stream that runs or replays it: an integer or a stream object. Work
                 enqueued there before the call uses the old expert, work after it the new one, never a mixture. Order
@@ -331,8 +331,8 @@ class MoeLayer(_core.Layer):
         Raises:
             Busy: A run is in flight.
             BadInput: A scale is illegal or a bias is not finite. The old expert stays.
-            ValueError: Wrong shapes or dtypes, or stream is None although a graph has captured the layer, since a
-                replay could begin during the call.
+            ValueError: Wrong shapes or dtypes, or no stream although a graph has captured the layer, since a replay
+                could begin during the call.
         """
         _core.replace_expert(self, local_expert, gate, up, down, _bias_arrays(biases), stream)
 
@@ -407,7 +407,7 @@ class MoeLayer(_core.Layer):
     def describe(self) -> dict[str, Any]:
         """Describes the layer: backend, kernels by step, every option of the config, sizes in bytes, notes.
 
-        "activations" is {"format", "declared", "because"}. "declared" is None for a layer opened from arrays.
+        "activations" is {"format", "declared", "because"}. A layer opened from arrays has None for "declared".
         "activation_scale" is {"hidden", "intermediate"}. Each is "dynamic_token", the number that all rows share, or
         None if nothing is quantized. The notes include a warning if the machine has a GPU but this build has no CUDA.
         """

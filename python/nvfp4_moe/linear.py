@@ -68,8 +68,7 @@ class Nvfp4Linear(_core.Linear):
     def describe(self) -> dict[str, Any]:
         """Describes the layer: backend, rows, cols, tensor_scale, activation format and scale, sizes in bytes, notes.
 
-        "fp8_weights" is None unless activations are fp8. Then it has the number of weights that E4M3 rounds, and the
-        shift.
+        If activations are fp8, "fp8_weights" has the number of weights that E4M3 rounds, and the shift; otherwise None.
         """
         described: dict[str, Any] = json.loads(self.describe_json())
         return described

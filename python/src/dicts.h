@@ -28,7 +28,7 @@ Dict to_dict(const Progress& progress);
 // Copies the view's rows to {"codes" uint8 (rows, cols/2), "scales" uint8 (rows, cols/16),
 // "tensor_scale" float}.
 Dict to_dict(const Nvfp4View& view);
-// {"gate", "up", "down"}, each as above. "gate" is None for experts without a gate.
+// {"gate", "up", "down"}, each as above. Experts without a gate have None for "gate".
 Dict to_dict(const ExpertSource& source);
 
 }  // namespace nvfp4_moe::internal::python

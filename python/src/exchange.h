@@ -24,7 +24,7 @@ struct ParallelFields {
   mutable bool reported = false;
   explicit ParallelFields(nanobind::handle fields);
 };
-// Null if there is none, or its ranks have received a failure.
+// Null without an exchange, or if its ranks have received a failure.
 std::shared_ptr<Exchange> unreported_exchange(const ParallelFields& fields);
 // Runs open(). If it fails before the ranks have exchanged anything, broadcasts the failure to
 // them, because they wait.

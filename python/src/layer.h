@@ -44,8 +44,8 @@ struct OpenLayer {
 };
 HandleTable<OpenLayer>& layer_handles();
 
-// The arrays of a call. shared_weights, out and workspace may be None. If out is None, hidden's
-// framework makes it.
+// The arrays of a call. shared_weights, out and workspace may be None. hidden's framework makes a
+// missing out.
 struct LayerArrays {
   nb::handle hidden;          // (T, H) bf16, fp16 or fp32
   nb::handle topk_ids;        // (T, k) int32 or int64

@@ -82,8 +82,8 @@ Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t
 // The biases of E experts from Python's `_bias_arrays`, or None: row-major float32 on the host.
 class BiasStack {
  public:
-  // biases: must outlive the stack. ValueError unless it is None or (gate (E, inner), up (E,
-  // inner), down (E, hidden)). gate is None in a layer without a gate.
+  // biases: must outlive the stack. ValueError unless None or (gate (E, inner), up (E, inner), down
+  // (E, hidden)). A layer without a gate has None for gate.
   BiasStack(nb::handle biases, int64_t experts, const MoeConfig& config, int64_t inner);
   ExpertBiases of(int64_t local_expert) const;
 
@@ -92,7 +92,7 @@ class BiasStack {
 };
 
 // gate and up (inner, hidden), down (hidden, inner), all on the host or all on the layer's device.
-// gate is None in a layer without a gate. biases: as in BiasStack, for one expert.
+// A layer without a gate has None for gate. biases: as in BiasStack, for one expert.
 ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::handle biases,
                          const MoeConfig& config, int64_t inner, const Device& layer_device);
 

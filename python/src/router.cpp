@@ -50,7 +50,7 @@ Tensor logits_of(nb::handle object) {
 
 std::string on(const Tensor& beside) { return " on " + to_string(beside.device()); }
 
-// Reads an optional input; nullopt if the object is None.
+// Reads an optional input; nullopt for None.
 std::optional<Tensor> input_of(nb::handle object, const char* name, const Tensor& logits) {
   if (object.is_none()) return std::nullopt;
   std::optional<Tensor> array(Tensor::contiguous(object, name));

@@ -31,7 +31,7 @@ struct SelectionArrays {
   nb::handle bad_ids;  // (1) int64
 };
 
-// Keeps its arrays alive. If out is None, logits' framework makes the output arrays, with ids of
+// Keeps its arrays alive. Without out, logits' framework makes the output arrays, with ids of
 // ids_dtype.
 class Selection {
  public:

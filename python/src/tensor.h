@@ -115,8 +115,8 @@ class Tensor {
   // ValueError "NAME: expected EXPECTED, got (4, 64) float32 on cpu".
   [[noreturn]] void fail_expected(const std::string& expected) const;
 
-  // The stream for work on this array: `given` (an integer, or an object with cuda_stream), or if
-  // that is None the framework's current stream on the device. Null on the host, and if the
+  // The stream for work on this array: `given` (an integer, or an object with cuda_stream), or
+  // without it the framework's current stream on the device. Null on the host, and if the
   // framework does not report its stream.
   void* stream_or(nb::handle given) const;
   // Like empty_like, with this array's dtype; returns the plain Python object.

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Runs the acceptance of the CUDA backends on this machine's GPU, and writes one report to send back.
+"""Runs the acceptance of the CUDA backends on this machine's GPU and writes one report to send back.
 
     ./dev gpu --acceptance [--resume] [--part PART] [--skip STEP,...] [--only STEP,...] [--out FILE]
-    ./dev gpu --acceptance --emulate 12.0       a rehearsal: a short list of tests, on the emulator of docs/contribute/emulator.md
+    ./dev gpu --acceptance --emulate 12.0       rehearses a short list of tests on the emulator
+                                                (docs/contribute/emulator.md)
 
-Each step has a time limit, and a failed step does not stop the others. The report is rewritten before and after every step,
-so that it survives if the machine stops; --resume continues from there. Exit code: 0 accepted, 1 not accepted, 2 cannot
-begin, 3 incomplete. docs/contribute/acceptance.md describes the steps.
+Each step has a time limit, and a failed step does not stop the others. The report is rewritten before and after every
+step, so it survives if the machine stops; --resume continues from there. Exit code: 0 accepted, 1 not accepted, 2
+cannot begin, 3 incomplete. docs/contribute/acceptance.md describes the steps.
 """
 
 import argparse
@@ -40,31 +41,31 @@ LONGEST_TEST_S = 900
 KILLED_AFTER_S = 20  # a process that a GPU holds may never end; it is not waited for
 TAIL_LINES = 60
 
-# What compute-sanitizer goes through, here and in ./dev gpu: whole layers of each backend, small enough for a tool that is a
-# hundred times slower.
+# The tests that run under compute-sanitizer, here and in ./dev gpu: whole layers of each backend, small enough for a
+# tool that slows them down a hundred times.
 SANITIZED = "CudaLayer.*:Sm90SmallLayer.*:Sm90SmallRequantize.*:Sm90WideTiles.*:*Fp4Layer.ARunIsItsSteps*:*OnADevice.AFewTokens*:*CudaPeers.All*/1"
 BENCH_TOKENS = "1,4,16,64,256,1024,4096"
 BOUND_TOKENS = "16,32,64,96,128,256,384,512,768,1024"  # 1 to 64 rows an expert
-CONFIGURATIONS = 3  # that each of Blackwell's backends has
-PARTS = ("tests", "sanitizers")  # of ./dev gpu too, each less than ten minutes on 16 cores
+CONFIGURATIONS = 3  # in each of Blackwell's backends
+PARTS = ("tests", "sanitizers")  # also for ./dev gpu; each takes less than ten minutes on 16 cores
 
 
 @dataclass
 class Step:
-    """One step of the acceptance: commands that run one after the other, and what is read from what they printed."""
+    """One step of the acceptance: commands that run one after the other, and a reader of their output."""
 
     name: str
     shows: str
     commands: list[list[str]]
     limit_s: int
-    read: object = nothing  # (text, step's environment) -> (figures, what is wrong with them or "")
+    read: object = nothing  # (text, step's environment) -> (figures, error in them or "")
     environment: dict[str, str] = field(default_factory=dict)
     needs: str = ""  # a step without which this one cannot run
-    absent: str = ""  # why it is not run at all
+    absent: str = ""  # reason why it never runs
 
 
 def chosen_device():
-    """One GPU alone, by the order of nvidia-smi: the first, or the first that CUDA_VISIBLE_DEVICES names."""
+    """Makes one GPU visible: nvidia-smi's first, or the first that CUDA_VISIBLE_DEVICES names."""
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0",
@@ -72,7 +73,7 @@ def chosen_device():
 
 
 def steps_of(options, tools, capability):
-    """The list of steps. capability: "12.0"; of the device, or the emulated one."""
+    """Returns the list of steps. capability: "12.0", of the device or of the emulated one."""
     emulated = options.emulate is not None
     preset = "cpu" if emulated else "gpu"
     build = f"build/{preset}"
@@ -182,7 +183,7 @@ def steps_of(options, tools, capability):
             needs="build",
         ),
     ]  # fmt: skip
-    if capability.split(".")[0] in ("10", "12"):  # bounds of other architectures were measured
+    if capability.split(".")[0] in ("10", "12"):  # on other architectures the bounds were measured
         shows = "microseconds of each GEMM configuration, whose bounds on Blackwell are arithmetic"
         count = 1 if emulated else CONFIGURATIONS
         commands = [[*forced, "--format", "nvfp4", "--configuration", str(i)] for i in range(count)]
@@ -191,8 +192,8 @@ def steps_of(options, tools, capability):
 
 
 def left_out(step, options, report):
-    """Why a step is not run, other than by what the machine lacks; "" if it is. Both parts begin with the build, which then
-    makes what the part needs."""
+    """Returns why the options or a failed step exclude this one, or "" if it runs. Both parts begin with the build,
+    which makes only what the part needs."""
     part = options.part
     if part and step.name != "build" and step.name.startswith("sanitize-") != (part == "sanitizers"):
         return f"not of the part {part}"
@@ -220,14 +221,14 @@ def end_group(process):
 
 
 def run_command(command, environment, log, limit_s):
-    """(exit code, or "time limit", "missing", "cannot be ended"), what it printed."""
+    """Returns (exit code, or "time limit", "missing", "cannot be ended"), and the output."""
     with open(log, "ab+") as out:
         start = out.seek(0, os.SEEK_END)
         try:
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                # What a user has set for the library, a backend for example, is not what is accepted.
+                # A user's own settings of the library, for example a backend, are not part of the acceptance.
                 env={**{k: v for k, v in os.environ.items() if not k.startswith("NVFP4_MOE_")}, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -248,7 +249,7 @@ def run_command(command, environment, log, limit_s):
 
 
 def run_step(step, folder):
-    """The step's entry of the report, its texts not yet scrubbed."""
+    """Makes the step's entry of the report. Its texts are not scrubbed yet."""
     log = folder / f"{step.name}.log"
     log.unlink(missing_ok=True)
     start, text, bad, code = time.monotonic(), "", "", 0
@@ -260,7 +261,7 @@ def run_step(step, folder):
             break
     try:
         figures, wrong = step.read(text)
-    except Exception as error:  # whatever a tool printed, the steps after it still run
+    except Exception as error:  # the later steps run even if a tool printed something unexpected
         figures, wrong = {}, f"its output is not understood: {error!r}"
     entry = {
         "name": step.name,
@@ -275,7 +276,7 @@ def run_step(step, folder):
 
 
 def lines_of(*command):
-    """What a command prints; nothing where it fails."""
+    """Returns the lines that a command prints, or an empty list if it fails."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -284,7 +285,7 @@ def lines_of(*command):
 
 
 def machine_facts(emulate):
-    """Of the machine and the tree, without names and addresses."""
+    """Returns facts about the machine and the tree, without names and addresses."""
     asked = "name,compute_cap,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.memory"
     query = [
         "nvidia-smi",

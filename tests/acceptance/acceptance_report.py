@@ -18,7 +18,7 @@ NAMES_OF_NOBODY = {"root", "user", "ubuntu", "debian", "admin", "test", "localho
 
 
 class Scrubber:
-    """Takes out of texts what says whose machine this is. Call it with a text, or with lists and dictionaries of them."""
+    """Removes names, paths and addresses of the machine or its owner from texts, also in lists and dictionaries."""
 
     def __init__(self, root, *, home_folder=None, user=None, host=None):
         folder = home_folder if home_folder is not None else str(pathlib.Path.home())
@@ -39,7 +39,7 @@ class Scrubber:
             (re.compile(r"\b\d{1,3}(\.\d{1,3}){3}\b"), "ADDRESS"),
             (re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b"), "ADDRESS"),
             (re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+"), "ADDRESS"),
-            # Of absolute paths the last part stays: it names a tool or a header.
+            # Keep the last part of an absolute path: it names a tool or a header.
             (re.compile(r"(?<![\w.~)\]])/(?:[\w.+@~-]+/)+([\w.+-]+)"), r"…/\1"),
         ]
 
@@ -69,7 +69,7 @@ def new(facts, capability, begun):
 
 
 def read(path):
-    """The report of a file that write made."""
+    """Reads the report from a file that write made."""
     _, mark, text = pathlib.Path(path).read_text().partition(MARK)
     if not mark:
         raise ValueError(f"{pathlib.Path(path).name}: expected a report with a line {MARK!r}")
@@ -77,7 +77,7 @@ def read(path):
 
 
 def take_over(report, path):
-    """The ended steps of an earlier report of the same commit and device. Says why if there is nothing to go on from."""
+    """Adds the ended steps of an earlier report of the same commit and device, or prints why it cannot resume."""
     try:
         earlier = read(path)
     except (OSError, ValueError) as error:
@@ -95,7 +95,7 @@ def take_over(report, path):
 
 
 def put(report, entry):
-    """Adds a step's entry, or puts it in place of the one of that name."""
+    """Adds a step's entry, or replaces the one of that name."""
     for index, other in enumerate(report["steps"]):
         if other["name"] == entry["name"]:
             report["steps"][index] = entry
@@ -108,7 +108,7 @@ def state(report, name):
 
 
 def verdict(report, names):
-    """One line: what the whole comes to."""
+    """Returns the overall result in one line."""
     by_state = {}
     for name in names:
         by_state.setdefault(state(report, name), []).append(name)
@@ -124,7 +124,7 @@ def verdict(report, names):
 
 
 def write(report, path, names):
-    """The report, in one go: a stop in the middle leaves the one before."""
+    """Writes the report at once: if the process stops in the middle, the earlier one remains."""
     report["verdict"] = verdict(report, names)
     path = pathlib.Path(path)
     beside = path.with_name(path.name + ".new")
@@ -165,7 +165,7 @@ def step_row(entry):
 
 
 def rows_of_bench(cells):
-    """Beside an H200's; where configurations were forced, these beside each other."""
+    """Compares with an H200's times or, if configurations were forced, the configurations with each other."""
     if "configuration" not in cells[0]:
         rows = [("shape", "tokens", "format", "backend", "us", "H200 us", "H200 / this")]
         for cell in cells:

@@ -10,15 +10,15 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NVCC = (12, 9)  # the least, as in cmake/cuda_language.cmake
-MOST_NAMED = 200  # failed tests; and reasons of skipped ones
+MOST_NAMED = 200  # for failed tests, and for reasons of skipped ones
 
 CTEST_LINE = re.compile(r"^ *\d+/\d+ +Test +#\d+: (\S+)(?: +# GetParam.*?)? \.+(.*?) +(\d+\.\d+) sec", re.MULTILINE)
-# Names that no suffix carries run on whatever backend the device gets.
+# Tests without a backend suffix run on the backend that the device gets.
 ON_ANY_DEVICE = ("cuda/CudaLayer.", "cuda/CApiOnGpu.")
 
 
 def end_in_words(code, limit_s, printed):
-    """How a command ended, other than well: code as of run_command."""
+    """Describes how a command failed. code: as in run_command."""
     if code == "time limit":
         return f"did not end within {limit_s} s"
     if code == "cannot be ended":
@@ -29,7 +29,7 @@ def end_in_words(code, limit_s, printed):
 
 
 def cannot_begin(nvcc, capability):
-    """Why the acceptance cannot begin with that compiler (the last line of nvcc --version) and GPU; "" if it can."""
+    """Returns why the acceptance cannot begin with that compiler (the last line of nvcc --version) and GPU, or ""."""
     if not nvcc or not re.fullmatch(r"\d+\.\d", capability):
         return "expected nvcc on PATH and a GPU that nvidia-smi lists"
     release = re.search(r"cuda_(\d+)\.(\d+)", nvcc)
@@ -39,23 +39,23 @@ def cannot_begin(nvcc, capability):
 
 
 def nothing(text):
-    """Figures of a command whose exit code says all."""
+    """For a command whose exit code is the whole result: no figures."""
     return {}, ""
 
 
 def said_lines(text):
-    """All that was printed, of a command whose exit code says whether it is right."""
+    """For a command whose exit code decides: keeps everything it printed."""
     return {"said": text.splitlines()}, ""
 
 
 def backend_of(capability):
-    """The backend that goes first on a device of that compute capability ("12.0")."""
+    """Returns the preferred backend of a device of that compute capability ("12.0")."""
     own = {"9": "sm90", "10": "sm100", "12": "sm120"}.get(capability.split(".")[0], "cuda")
     return own if (ROOT / "src/backend" / own).is_dir() or own == "cuda" else "cuda"
 
 
 def json_in(text):
-    """The JSON object that begins the first line that is one, whatever was printed around it."""
+    """Returns the JSON object that begins on the first line with a valid one. Other output around it is ignored."""
     for match in re.finditer(r"^\{", text, re.MULTILINE):
         try:
             return json.JSONDecoder().raw_decode(text, match.start())[0]
@@ -65,7 +65,8 @@ def json_in(text):
 
 
 def tests_of_ctest(capability):
-    """A reader of ctest's output, also of one that was cut off. Tests of the device's own backend must be among those that passed."""
+    """Makes a reader of ctest's output, which may be cut off. Tests of the device's own backend must be among those
+    that passed."""
     backend = backend_of(capability)
 
     def of_the_device(name):
@@ -96,12 +97,12 @@ def tests_of_ctest(capability):
 
 
 def other_device(capability, found):
-    """What is wrong where a program ran on another device than the one that is accepted. found: 120 for 12.0."""
+    """Reports an error if a program ran on another device than the accepted one. found: 120 for 12.0."""
     return "" if found == int(capability.replace(".", "")) else f"ran on a device of compute capability {found}"
 
 
 def doctor_facts(capability):
-    """A reader of `doctor --json`: its self-tests, of which some must have run on the device."""
+    """Makes a reader of `doctor --json`: some of its self-tests must have run on the device."""
 
     def read(text):
         doctor = json_in(text)
@@ -125,7 +126,7 @@ def doctor_facts(capability):
 
 
 def width_of(sum_):
-    """The largest d up to which all of a small part, 1 / 2^d of the large one, is left."""
+    """Returns the largest d for which a sum keeps all of a small part, 1 / 2^d of the large one."""
     left = sum_["of_small_left_for_d_from_2"]
     bits = 1
     while bits - 1 < len(left) and left[bits - 1] == 1:
@@ -134,8 +135,8 @@ def width_of(sum_):
 
 
 def probe_findings(capability):
-    """A reader of device_probes: its own JSON, the width of sums read out of it, and kernels that did not get what they are
-    planned for."""
+    """Makes a reader of device_probes. It keeps the tool's JSON, derives the width of sums from it, and lists kernels
+    that did not get the resources they are planned for."""
 
     def read(text):
         probes = json_in(text)
@@ -165,7 +166,7 @@ def probe_findings(capability):
 
 
 def short_name(kernel):
-    """sm120_gemm1_kernel<0> of a demangled name."""
+    """Shortens a demangled name to sm120_gemm1_kernel<0>."""
     return re.sub(
         r"\(anonymous namespace\)::|\(nvfp4_moe::internal::\w+\)|nvfp4_moe::internal::|\b\w+::|^void |(?<=\d)ul\b|\([^()]*\)$",
         "",
@@ -194,7 +195,7 @@ CELL_OF_BENCH = re.compile(
 
 
 def bench_figures(recorded):
-    """A reader of bench_hopper_layers' lines, with the H200's microseconds of the recorded table beside them."""
+    """Makes a reader of bench_hopper_layers' lines, which adds the H200's microseconds from the recorded table."""
 
     def read(text):
         rows = json.loads(recorded.read_text())["rows"]  # of all libraries' layers

@@ -1,7 +1,7 @@
 """Faults planted in the project's kernels, as edits of their PTX, and the test that should detect each.
 
-python kernel_faults.py NAME KERNEL FILE edits the kernel in place: the command that test_kernel_faults.py gives the emulator as
-PTXEMU_EDIT, which runs it when a kernel is first launched. Standard library only.
+python kernel_faults.py NAME KERNEL FILE edits the kernel in place. test_kernel_faults.py passes this command to the
+emulator as PTXEMU_EDIT, which runs it when a kernel is first launched. Standard library only.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ EXPECT = r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, (\[%r\d+\]), (%r\d+)
 
 @dataclasses.dataclass
 class Edit:
-    """Replaces the matches of a pattern in a kernel's text: all, the which-th (from 0; -1 the last), or a slice of them."""
+    """Replaces matches of a pattern in a kernel's text: all, one (`which`, from 0; -1 is the last), or a slice."""
 
     pattern: str
     by: str
@@ -25,7 +25,7 @@ class Edit:
 
 @dataclasses.dataclass
 class Fault:
-    """`kernels` is a pattern of names. `order`: the checker of order must see it; else the test's own values must."""
+    """`kernels` is a pattern of names. `order`: the checker of order must detect it, else the test's own values."""
 
     name: str
     what: str
@@ -33,7 +33,7 @@ class Fault:
     edits: list
     test: str
     order: bool = True
-    multiprocessors: int = 8  # fewer give each cta more work tiles
+    multiprocessors: int = 8  # fewer of them give each CTA more work tiles
 
 
 PLAIN = "8.0 test_cuda CudaLayer.RunsReplacesAndUnpacks"
@@ -45,7 +45,7 @@ RUN120 = "12.0 test_cuda Backends/Fp4Layer.ARunIsItsSteps/sm120"
 SPLIT100 = "10.0 test_cuda Backends/Fp4Layer.BothGemmsOfARunSplitTheirTiles/sm100"
 TILES100 = "10.0 test_cuda Backends/Fp4Layer.NarrowTilesFollowEachOther/sm100"
 GEMM100, GEMM100_1, BF100 = "sm100_gemm[12]_kernelILm0E", "sm100_gemm1_kernelILm0E", "sm100_bf16_gemm1_kernelILm0E"
-# The waits of sm100's roles as they stand in the text; the last one under bf16 activations alone.
+# The waits of sm100's roles, in the order of the PTX. The last one exists only under bf16 activations.
 FACTORS, ACCUMULATORS, WORK, EMPTY, MULTIPLIED_ROWS, FULL, GATHERED_ROWS, GATHERED_EMPTY, DEQUANTIZED = range(9)
 BEFORE, AFTER = r"tcgen05\.fence::before_thread_sync;", r"tcgen05\.fence::after_thread_sync;"
 COMMIT = r"tcgen05\.commit\.cta_group::1\.mbarrier::arrive::one\.shared::cluster\.b64 (\[%r\d+\]);"
@@ -226,7 +226,7 @@ FAULTS = [
 
 
 def edited(fault, kernel, text):
-    """The module's text with the fault in that kernel, and whether anything was found to edit."""
+    """Returns the module's text with the fault in that kernel, and whether there was anything to edit."""
     if not re.search(fault.kernels, kernel):
         return text, False
     begin = text.index(f".entry {kernel}(")

@@ -1,6 +1,6 @@
 """Checks the kernels' tests: each fault of kernel_faults.py, planted in the kernels' PTX, must be detected by its test.
 
-It is detected by wrong values or by the checker of order. Compiling takes minutes, so it runs only if PTXEMU_KERNEL_FAULTS is
+Wrong values or the checker of order detect it. Compiling takes minutes, so this runs only if PTXEMU_KERNEL_FAULTS is
 set.
 """
 
@@ -14,7 +14,7 @@ import sys
 import pytest
 from kernel_faults import FAULTS
 
-# Faults that no test sees, with the reason.
+# Faults that no test detects, with the reason.
 SURVIVORS = {
     "stores_before_the_kernel_before": "consumers store only after their producer's bytes, which come after its own wait",
     "tensor_stores_before_the_kernel_before": "the epilogue stores only after gathered rows, which come after their own wait",
@@ -47,7 +47,7 @@ def run(test, fault, checked, multiprocessors):
 
 
 def seen(fault):
-    """How a fault is seen: "order", "values", "stopped" (by another report of the emulator); "" where it is not."""
+    """Returns how a fault was detected: "order", "values", "stopped" (by another report), or "" if it was not."""
     said = run(fault.test, fault.name, fault.order, fault.multiprocessors)
     assert f"planted {fault.name}" in said, f"{fault.name}: nothing to edit\n{said}"
     if "[  FAILED  ]" not in said and "did not end" not in said:

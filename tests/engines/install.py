@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the package of a build tree an installed one of the Python that runs this: what pip leaves, without a wheel.
+"""Installs the package of a build tree into the Python that runs this, with the files that pip leaves, without a wheel.
 
     install.py BUILD/python
 
-Engines find adapters by entry points, so the environment gets the distribution's metadata and entry points, as
-pyproject.toml has them, and a path file that leads to the build tree. The wheel itself is tests/python/test_wheel.py's.
+Engines find adapters by entry points, so the environment gets the distribution's metadata and entry points from
+pyproject.toml, and a path file that leads to the build tree. tests/python/test_wheel.py tests the wheel itself.
 """
 
 from __future__ import annotations

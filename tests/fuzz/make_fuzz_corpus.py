@@ -1,10 +1,15 @@
 """Writes the seeds of the fuzz targets: DIRECTORY/TARGET/, and the dictionary DIRECTORY/json.dict.
 
-Seeds are small and the same on every run. safetensors: header texts (the target adds length and data) and one whole
-file; gguf: headers, and a small model whole; config: config.json, or two files with a line "---" between; plan: plan files of an
-unfinished quantize; c_api and exchange: bytes of a seeded generator, which the target
-reads as a list of calls; index: index.json over the target's shards; cache: files without their padding, behind flags;
-repro: one call of a layer of two experts, as header text and as a whole file.
+Seeds are small and the same on every run:
+
+- safetensors: header texts (the target adds length and data) and one whole file
+- gguf: headers, and a small model whole
+- config: config.json, or two files with a line "---" between
+- plan: plan files of an unfinished quantize
+- c_api and exchange: bytes of a seeded generator, which the target reads as a list of calls
+- index: index.json over the target's shards
+- cache: files without their padding, after the target's flags
+- repro: one call of a layer of two experts, as header text and as a whole file
 
 usage: make_fuzz_corpus.py DIRECTORY
 """

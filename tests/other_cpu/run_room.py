@@ -1,12 +1,12 @@
-"""Runs a GoogleTest executable on an emulated processor and checks that it knew which one it was on.
+"""Runs a GoogleTest executable on an emulated processor and checks that it detected that processor.
 
     run_room.py --of MACHINE --cpu MODEL --runs SET,SET... [--filter=PATTERNS] TEST_EXECUTABLE
     run_room.py --of MACHINE --cpu MODEL --runs SET,SET... --foreign FOREIGN_INSTRUCTION_EXECUTABLE
 
 A room passes if it ends by itself without a failed test, every test of an instruction set of --runs ran, every test of
-another (its name ends in /cpu_SET) was skipped, and what "auto" chose (the property `auto` of a test) is the first of
---runs. --foreign checks the emulation itself: an instruction of a set outside --runs must be illegal there.
-Exit status 77, with the reason, where nothing can be emulated.
+another (its name ends in /cpu_SET) was skipped, and "auto" chose the first of --runs (the property `auto` of a test).
+--foreign checks the emulation itself: an instruction of a set outside --runs must be illegal there. If nothing can be
+emulated, the exit status is 77 and the reason is printed.
 """
 
 import argparse
@@ -23,14 +23,14 @@ import tempfile
 
 SKIPPED = 77
 OF_A_SET = re.compile(r"/cpu_(\w+)$")
-# What foreign_instruction.cpp knows.
+# The instruction sets that foreign_instruction.cpp can execute.
 SETS = {"x86_64": ("portable", "avx2", "avx512"), "aarch64": ("portable", "neon")}
-# Where Debian's cross compilers put the loader and the libraries of another machine.
+# Debian's cross compilers put the loader and the libraries of another machine here.
 LIBRARIES = {"aarch64": "/usr/aarch64-linux-gnu"}
 
 
 def emulator(machine, cpu):
-    """The command that runs an executable of the machine on this model of it; None, and why not, if there is none."""
+    """Returns the command that runs an executable of the machine on this model of it, or None and the reason."""
     if platform.machine() != "x86_64":
         return None, f"{machine} is emulated on x86-64 hosts only, this one is {platform.machine()}"
     qemu = shutil.which(f"qemu-{machine}")
@@ -40,7 +40,8 @@ def emulator(machine, cpu):
 
 
 def emulate(qemu, *command):
-    """The finished process; a processor's missing features (qemu emulates no transactional memory) are no news."""
+    """Returns the finished process. Its output includes qemu's warnings of features that it does not emulate, such as
+    transactional memory."""
     return subprocess.run([*qemu, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -56,7 +57,7 @@ def check_foreign(qemu, machine, cpu, runs, executable):
 
 
 def faults(report, runs):
-    """What a room's report says against it, and how often it ran and skipped each instruction set."""
+    """Returns the errors in a room's report, and how often it ran and skipped each instruction set."""
     wrong, ran, skipped = [], collections.Counter(), collections.Counter()
     for suite in report["testsuites"]:
         for test in suite["testsuite"]:

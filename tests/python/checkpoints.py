@@ -8,7 +8,7 @@ import nvfp4_moe as nv
 
 
 def raw(directory: Path) -> dict:
-    """Every tensor of a checkpoint, through the safetensors package."""
+    """Reads every tensor of a checkpoint through the safetensors package."""
     from safetensors import safe_open
 
     tensors = {}
@@ -19,7 +19,7 @@ def raw(directory: Path) -> dict:
 
 
 def experts(directory: Path):
-    """(loaded expert, layer, expert) of every expert of a checkpoint."""
+    """Yields (loaded expert, layer, expert) for every expert of a checkpoint."""
     info = nv.inspect(directory, layers=[])
     for layer in info["layers"]:
         for expert in range(info["options"]["num_experts"]):

@@ -1,7 +1,7 @@
-"""Fixtures of the Python tests, and the table of counted differences under the run.
+"""Fixtures of the Python tests, and a table of counted differences at the end of the run.
 
-The module comes from the build tree: PYTHONPATH=build/<preset>/python. An oracle that is not installed skips its file by
-name (pytest.importorskip).
+The module comes from the build tree: PYTHONPATH=build/<preset>/python. A test file whose oracle is not installed is
+skipped by name (pytest.importorskip).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TRIED = ("tools", "tools/check", "tools/release", "tests/vectors", "tests/acceptance", "tests/other_cpu", "bench")
 for folder in (*TRIED, "examples/python"):
-    sys.path.insert(0, str(ROOT / folder))  # what the tests run and try besides the library
+    sys.path.insert(0, str(ROOT / folder))  # scripts that the tests import
 sys.path.append(str(ROOT))  # bench.moe_bench
 
 import attack_summary  # noqa: E402
@@ -24,10 +24,10 @@ import attack_summary  # noqa: E402
 
 @pytest.fixture
 def count(request):
-    """count(what, differing, of): puts a line into the table at the end of the run."""
+    """count(what, differing, of): adds a line to the table at the end of the run."""
 
     def add(what: str, differing: int, of: int) -> None:
-        # A property of the report, which reaches the process that writes the table from whichever ran the test.
+        # A property of the report reaches the process that writes the table from the one that ran the test.
         request.node.user_properties.append(("count", (what, int(differing), int(of))))
 
     return add
@@ -44,7 +44,7 @@ def tool():
 
 @pytest.fixture
 def one_thread():
-    """torch on one thread: over matrices of a few kilobytes its threads only wait for each other."""
+    """torch with one thread: for matrices of a few kilobytes its threads only wait for each other."""
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -53,8 +53,8 @@ def one_thread():
 
 
 def pytest_collection_modifyitems(items):
-    """The file that takes longest begins, since one process runs it (--dist loadfile) and the others would wait at the end.
-    Each test of the marker says its kind in the JUnit file, also where it is skipped."""
+    """Runs the slowest file first: one process runs it (--dist loadfile), and the others would wait for it at the end.
+    Records the kind of each test with the marker in the JUnit file, also if it is skipped."""
     items.sort(key=lambda item: item.path.name != "test_wheel.py")
     known = attack_summary.kinds()
     for item in items:
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def attacked(request, record_property):
-    """attacked(count=1): adds to what the test tried, where it is tried; for tests of the marker `attack`."""
+    """attacked(count=1): counts each attempt of a test with the marker `attack`. Call it at the attempt."""
     tried = 0
 
     def add(count: int = 1) -> None:
@@ -99,7 +99,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """made(family) -> directory with original/, modelopt/ and compressed_tensors/, exported once a session."""
+    """made(family) -> directory with original/, modelopt/ and compressed_tensors/, exported once per session."""
     for package in ("torch", "transformers", "modelopt", "compressed_tensors", "safetensors"):
         pytest.importorskip(package)
     import make_checkpoint_vectors as vectors
@@ -120,7 +120,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny_originals(tmp_path_factory):
-    """A folder of tiny bf16 models, by kind, made once a session."""
+    """A folder of tiny bf16 models, by kind, made once per session."""
     return tmp_path_factory.mktemp("tiny")
 
 

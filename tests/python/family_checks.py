@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 W4A16: dict[str, Any] = dict(activation_format="bf16", row_format="fp32")
-# Roundings to bf16, of hidden and of h: each moves its vector by at most 2^-9. The first moves g and u by as much on average,
-# and h by less than 1.1 times that twice: (2 * 1.1 + 1) * 2^-9, here with the room of 5 * 2^-9.
+# Roundings of hidden and of h to bf16: each moves its vector by at most 2^-9. The first moves g and u by as much on
+# average, and h by less than 1.1 times twice that: (2 * 1.1 + 1) * 2^-9. The limit has some room above that.
 LIMIT = 5 * 2.0**-9
 
 
@@ -23,7 +23,7 @@ def relative_l2(actual: Any, expected: Any) -> float:
 
 
 def decoded(matrix: Any) -> torch.Tensor:
-    """(rows, K) float64 of an expert's matrix as this library holds it."""
+    """Returns an expert's matrix as this library holds it, (rows, K) float64."""
     codes, scales = (torch.as_tensor(np.asarray(matrix[part]))[None] for part in ("codes", "scales"))
     return oracle.decode((codes, scales), 0) * float(matrix["tensor_scale"])
 
@@ -40,7 +40,7 @@ def warnings_of(path: Path) -> list[dict[str, Any]]:
 
 
 def check_slices_add_up(path: Path, layer: int, batch: Any, first_rows: int, rows: int) -> None:
-    """Tensor parallel; of experts with biases the down bias is added by one rank alone."""
+    """Checks tensor parallel slices. If experts have biases, only one rank adds the down bias."""
     options = dict(backend="reference", **W4A16)
     whole = nv.MoeLayer.from_checkpoint(path, layer, **options).run(*batch)
     one, two = (
@@ -51,7 +51,7 @@ def check_slices_add_up(path: Path, layer: int, batch: Any, first_rows: int, row
 
 
 def from_cache(path: Path, layer: int, batch: Any, cache: Path, **options: Any) -> tuple[nv.MoeLayer, nv.MoeLayer]:
-    """A layer that was packed into a cache, and the one that was mapped from there, which gives the same bits."""
+    """Returns a layer packed into a cache, and one mapped from it. Checks that both give the same bits."""
     first = nv.MoeLayer.from_checkpoint(path, layer, cache_directory=cache, **options)
     assert len(list(cache.glob("*.packed"))) == 1
     mapped = nv.MoeLayer.from_checkpoint(path, layer, cache_directory=cache, **options)

@@ -18,7 +18,7 @@ E, K, H, INNER = layers.EXPERTS, layers.TOP_K, layers.HIDDEN, layers.INTERMEDIAT
 
 
 def parameters(seed: int = 0, experts: range = range(E), up_first: bool = False) -> dict:
-    """What an engine holds of layers.weights, for some of the experts."""
+    """Returns the tensors that an engine holds of layers.weights, for some of the experts."""
     stacks = {
         name: tuple(torch.from_numpy(part[list(experts)]) for part in stack)
         for name, stack in layers.weights(seed).items()

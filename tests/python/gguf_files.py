@@ -1,4 +1,4 @@
-"""Writes tiny models as GGUF files with the gguf package, from random blocks; and a table of the supported architectures."""
+"""Writes tiny models as GGUF files with the gguf package, from random blocks, and lists the supported architectures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shape_of(projection: str, intermediate: int = INTERMEDIATE) -> tuple[int, in
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row: its fields besides the sizes that all have, and what the library calls it."""
+    """One row of the table: the fields that not all architectures have, and the library's names for them."""
 
     family: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ ARCHITECTURES = {
 
 
 def random_blocks(rng: np.random.Generator, kind: Type, shape: tuple[int, ...]) -> np.ndarray:
-    """uint8 (..., bytes of a row): any codes under any scales that are legal. MXFP4: scales within 2^17 of each other."""
+    """uint8 (..., bytes of a row): any codes under any legal scales. MXFP4: scales within 2^17 of each other."""
     elems, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // elems, size), dtype=np.uint8)
     if kind == Type.NVFP4:
@@ -92,7 +92,7 @@ def random_tensor(rng: np.random.Generator, kind: Type, shape: tuple[int, ...]) 
 
 
 class Model:
-    """tensors: what is written, as (array, type); values: what the gguf package says that it means, by (layer, projection)."""
+    """tensors: (array, type) of each; values: the gguf package's values of them, by (layer, projection)."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ def dequantized(stored: np.ndarray, kind: Type) -> np.ndarray:
     return gguf.quants.dequantize(stored, kind).astype(np.float32)
 
 
-# ---- what the library makes of them
+# ---- comparisons with the values that the library loads
 
 
 def values(matrix) -> np.ndarray:
@@ -185,7 +185,7 @@ def values(matrix) -> np.ndarray:
 
 
 def differing(ours: np.ndarray, theirs: np.ndarray) -> int:
-    """Elements whose bits differ; ggml has no -0."""
+    """Counts elements whose bits differ; ggml has no -0."""
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype == np.float32
     return int(((ours.view(np.uint32) != theirs.view(np.uint32)) & ((ours != 0) | (theirs != 0))).sum())
 

@@ -1,4 +1,4 @@
-"""Requirements of the GPU tests: torch with CUDA, a GPU, and a build with the CUDA backends; skipped by name elsewhere."""
+"""Requirements of the GPU tests: torch with CUDA, a GPU, and a build with the CUDA backends. Skipped by name else."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LAYERS = Path(__file__).resolve().parent / "numpy_only"
 sys.path.insert(0, str(LAYERS))
 import layers  # noqa: E402, F401  small ones, for the tests that take them
 
-SLACK_BYTES = 64 << 20  # of a GPU's memory, which its driver keeps or gives back as it likes
+SLACK_BYTES = 64 << 20  # bytes of a GPU's memory that the driver may keep
 
 
 def why_not() -> str:
-    """Why no layer can be opened on a GPU here; empty if one can."""
+    """Returns why no layer can be opened on a GPU here, or ""."""
     if not torch.cuda.is_available():
         return "torch finds no GPU"
     try:
@@ -36,7 +36,7 @@ needs_gpu = pytest.mark.skipif(why_not() != "", reason=why_not())
 
 
 def on_gpu(value: Any) -> Any:
-    """Tensors and arrays, alone or in tuples and dictionaries, on the GPU."""
+    """Copies tensors and arrays to the GPU, single ones or in tuples and dictionaries."""
     if isinstance(value, dict):
         return {name: on_gpu(part) for name, part in value.items()}
     if isinstance(value, tuple | list):
@@ -45,7 +45,7 @@ def on_gpu(value: Any) -> Any:
 
 
 def captured(call: Callable[[], Any], **options: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of a call, and what that returned, which replays write. options: of torch.cuda.graph."""
+    """Returns a graph of a call, and the call's result, which replays write. options: of torch.cuda.graph."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, **options):
         made = call()
@@ -53,7 +53,7 @@ def captured(call: Callable[[], Any], **options: Any) -> tuple[torch.cuda.CUDAGr
 
 
 def stack(random: np.random.Generator, experts: int, rows: int, cols: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """NVFP4 weights that keep the size of what they multiply."""
+    """NVFP4 weights whose products keep the size of the inputs."""
     codes = random.integers(0, 256, (experts, rows, cols // 2), dtype=np.uint8)
     scales = random.integers(0x58, 0x7E, (experts, rows, cols // 16), dtype=np.uint8)
     return codes, scales, (random.uniform(0.75, 1.25, experts) / (800 * cols**0.5)).astype(np.float32)

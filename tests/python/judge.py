@@ -19,7 +19,7 @@ E4M3_THRESHOLDS = (_E4M3[1:] + _E4M3[:-1]) / 2
 
 
 def near_threshold(exact: np.ndarray, thresholds: np.ndarray, roundings: int) -> np.ndarray:
-    """Whether a float32 computation with that many roundings may take exact to the other side of a threshold."""
+    """Returns whether a float32 computation with that many roundings may move exact across a threshold."""
     magnitude = np.abs(exact)
     above = np.clip(np.searchsorted(thresholds, magnitude), 0, len(thresholds) - 1)
     below = np.clip(above - 1, 0, len(thresholds) - 1)
@@ -48,8 +48,11 @@ def scale_quotients(x: np.ndarray, tensor_scale: float) -> np.ndarray:
 
 
 def compare(x, ours, oracle, tensor_scale, *, scale_roundings, code_roundings, guard):
-    """x (rows, K) float32; ours and oracle (codes, scales) uint8; guard(exact quotients, oracle's scale bytes) marks the
-    blocks where the oracle's guard acts. Returns counts; asserts that nothing else differs."""
+    """Compares our quantization with an oracle's.
+
+    x (rows, K) float32; ours and oracle (codes, scales) uint8. guard(exact quotients, oracle's scale bytes) marks the
+    blocks in which the oracle's guard acts. Returns counts and asserts that nothing else differs.
+    """
     our_codes, our_scales = unpack(ours[0]), ours[1]
     their_codes, their_scales = unpack(oracle[0]), oracle[1]
     exact = scale_quotients(x, tensor_scale)
@@ -63,7 +66,7 @@ def compare(x, ours, oracle, tensor_scale, *, scale_roundings, code_roundings, g
     assert (step[scale_differs & ~guarded] == 1).all()
 
     def check_codes(codes, scales, name, roundings):
-        """Codes against the exact quotient with the very scale they were made with."""
+        """Checks codes against the exact quotient with the same scale that they were made with."""
         divisor = np.repeat(e4m3(scales) * np.float64(tensor_scale), 16, axis=-1)
         with np.errstate(divide="ignore", invalid="ignore"):
             quotient = np.where(divisor > 0, x.astype(np.float64) / divisor, 0.0)
@@ -94,7 +97,7 @@ def compare(x, ours, oracle, tensor_scale, *, scale_roundings, code_roundings, g
 
 
 def samples(seed: int = 0, rows: int = 64, cols: int = 512):
-    """(name, x float32): what the quantizers are compared on. bfloat16 values have many exact ties, float32 few."""
+    """Yields (name, x float32) to compare quantizers on. bfloat16 values have many exact ties, float32 few."""
     rng = np.random.default_rng(seed)
 
     def bf16(x):

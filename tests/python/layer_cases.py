@@ -34,7 +34,7 @@ def _codes(rng, shape, flavour):
     pairs = (*shape, 2)
     if flavour == "six":  # every product near the top
         nibbles = rng.choice(np.array([7, 15, 6, 14], dtype=np.uint8), pairs)
-    else:  # one sign: no cancellation, the case that truncation drifts on
+    else:  # one sign, without cancellation: errors of truncation add up
         nibbles = rng.integers(1 if flavour == "one sign" else 0, 8 if flavour == "one sign" else 16, pairs, np.uint8)
     if flavour == "sparse":
         nibbles = nibbles * (rng.random(pairs) < 0.15).astype(np.uint8)
@@ -56,7 +56,7 @@ def _scales(rng, shape, flavour):
 
 
 def _matrix(rng, experts, rows, cols, flavours, gain, per_expert):
-    """A matrix that multiplies a line's rms by about `gain`, whatever its codes and block scales are."""
+    """A matrix that multiplies a line's rms by about `gain`, for any codes and block scales."""
     codes = _codes(rng, (experts, rows, cols // 2), flavours[0])
     scales = _scales(rng, (experts, rows, cols // 16), flavours[1])
     values = E2M1_VALUES.numpy()[np.stack([codes & 15, codes >> 4], -1)].reshape(experts, rows, cols)
@@ -94,7 +94,7 @@ def _topk_ids(rng, options, tokens, flavour, dtype):
     if flavour in ("masked", "bad"):
         ids[rng.random(ids.shape) < 0.3] = -1
     if flavour == "bad":
-        # 2^32 is 0 if an id is narrowed before it is compared.
+        # 2^32 becomes 0 if an id is narrowed before the comparison.
         wild = [n, -2, 2**31 - 1, -(2**31)] + ([2**32, 2**63 - 1, -(2**32)] if dtype == "int64" else [])
         ids[rng.random(ids.shape) < 0.3] = rng.choice(np.array(wild, dtype=np.int64))
     return torch.from_numpy(ids.astype(dtype))
@@ -132,7 +132,7 @@ def build(options: Options, seed: int, **choices) -> Case:
         router[rng.random(router.shape) < 0.4] = 0
     elif choices["router"] == "not finite":
         router[rng.random(router.shape) < 0.2] = rng.choice([np.nan, np.inf])
-    # amax/2688 of what such a layer sees, per expert, off by a drawn factor.
+    # amax/2688 of the values in such a layer, per expert, times a random factor.
     intermediate = abs(gain[1 if options.activation == "relu2" else 0] * gain[1]) * choices["amplitude"] ** 2
     amax = np.array([choices["amplitude"], min(max(intermediate, 2.0**-30), 2.0**30)]) * 4
     scales = (amax[:, None] / 2688 * choices["scale_error"] * rng.uniform(0.3, 1, (2, options.num_experts))).astype(
@@ -195,7 +195,7 @@ def cases(draw) -> Case:
     )
     dtype = draw(st.sampled_from(sorted(DTYPES)))
     gain = st.sampled_from([0.05, 0.5, 1.0, 1.0, 3.0, 40.0])
-    huge = draw(st.sampled_from([False] * 15 + [True])) and dtype != "float16"  # h passes bf16's largest number
+    huge = draw(st.sampled_from([False] * 15 + [True])) and dtype != "float16"  # h exceeds bf16's largest number
     return build(
         chosen,
         draw(st.integers(0, 2**32 - 1)),

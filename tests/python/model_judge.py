@@ -1,9 +1,9 @@
 """Checks a loaded model: its quantized modules against float64 at equal router decisions, and the rest of the model.
 
-Two judgements that leave nothing between them to choose. Each Nvfp4Experts and Nvfp4LinearModule: what it gave for what it
-got lies in the interval of the numeric contract (moe_reference.py), computed in float64 from the files' codes and scales.
-The model around them: transformers' own class with the original weights, whose experts and linears give out what was
-recorded, must get the same inputs and give the same logits, bit for bit; so its routers decided alike.
+There are two judgements, and no gap between them. Each Nvfp4Experts and Nvfp4LinearModule: its output for its recorded
+inputs must be in the interval of the numeric contract (moe_reference.py), computed in float64 from the files' codes and
+scales. The model around them: transformers' own class with the original weights, whose experts and linears return the
+recorded outputs, must get the same inputs and compute the same logits, bit for bit. So its routers decided the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Call(NamedTuple):
 
 
 def record(model: nn.Module, run: Any) -> tuple[dict[str, Call], Any]:
-    """What each quantized module got and gave in run(model), by path; and what run returned."""
+    """Returns the inputs and the output of each quantized module in run(model), by path, and the result of run."""
     calls: dict[str, Call] = {}
 
     def hook(path: str) -> Any:
@@ -59,7 +59,7 @@ def expert_weights(directory: Path, layer: int, experts: int) -> oracle.Weights:
     """A layer's codes, block scales and tensor scales as the files have them."""
     loaded = [nv.load_expert(directory, layer, expert) for expert in range(experts)]
     for one in loaded:
-        one["gate"] = one["gate"] or one["up"]  # of experts without a gate the oracle reads none
+        one["gate"] = one["gate"] or one["up"]  # experts without a gate: the oracle does not read it
     return oracle.Weights(
         *(
             (
@@ -80,7 +80,7 @@ def options_of(layer: nv.MoeLayer) -> oracle.Options:
 def experts_outside(
     module: Nvfp4Experts, call: Call, weights: oracle.Weights, accuracy: oracle.Accuracy = oracle.CONTRACT
 ) -> torch.Tensor:
-    """(T, hidden) bool: the elements that the contract does not allow."""
+    """Returns (T, hidden) bool: the elements that the contract does not allow."""
     hidden, ids, router = call.inputs
     want = oracle.forward(options_of(module.packed), weights, hidden, ids, router.float(), accuracy=accuracy)
     assert not want.free.any()
@@ -92,7 +92,7 @@ def relative_l2(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def lines_of(x: torch.Tensor, activation_format: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lines (R, K) in float64 as a GEMM gets them: quantized values, and the scale (R, 1) of each line."""
+    """Returns lines (R, K) in float64 as a GEMM gets them: quantized values, and the scale (R, 1) of each line."""
     point, scale = oracle.Interval(x, x), torch.ones((len(x), 1), dtype=oracle.F64)
     if activation_format == "nvfp4":
         point, scale = oracle.quantize(point, oracle.LineScales("dynamic_token"))
@@ -106,7 +106,7 @@ def lines_of(x: torch.Tensor, activation_format: str) -> tuple[torch.Tensor, tor
 
 
 def layer_limit(config: nv.MoeConfig, tokens: int) -> float:
-    """Relative L2 of a batch between two correct kernels (docs/explanation/numerics.md, section 8, in its letters)."""
+    """The relative L2 between two correct kernels (docs/explanation/numerics.md, section 8, with its symbols)."""
     k = config.hidden_size
     e = 2 * (k / 16 + (2 if config.expert_biases else 1)) * 2.0**-25 * (2 / math.pi) * k**0.5
     rows = tokens * config.top_k * config.intermediate_size
@@ -122,8 +122,9 @@ def layer_limit(config: nv.MoeConfig, tokens: int) -> float:
 
 
 def contract_experts(layer: nv.MoeLayer, module: nn.Module) -> nn.Module:
-    """transformers' own experts (module: of gpt-oss's or Nemotron-H's class) in float64, with the numbers that a layer's GEMMs
-    multiply: its weights and biases, and hidden and h rounded as its activation format says (dynamic scales, rows in fp32)."""
+    """Returns transformers' own experts (module: of gpt-oss's or Nemotron-H's class) in float64, with the numbers that
+    a layer's GEMMs multiply: its weights and biases, and hidden and h rounded as its activation format requires
+    (dynamic scales, rows in fp32)."""
     form = layer.config.activation_format
     assert (layer.config.activation_scale, layer.config.intermediate_scale, layer.config.row_format) == (
         "dynamic_token",
@@ -159,7 +160,7 @@ def contract_experts(layer: nv.MoeLayer, module: nn.Module) -> nn.Module:
 
     name = "act_fn" if hasattr(experts, "act_fn") else "_apply_gate"
     activation = getattr(experts, name)
-    # Beside the class's own, be it a method or a module.
+    # In the instance, so that it replaces the class's own, a method or a module.
     experts.__dict__[name] = lambda x: quantized(oracle.round_to(activation(x), oracle.BF16))
     experts.register_forward_pre_hook(lambda _, inputs: (quantized(inputs[0]), *inputs[1:]))
     return experts.requires_grad_(False)
@@ -176,7 +177,7 @@ def linear_weight(tensors: dict[str, torch.Tensor], stem: str) -> tuple[torch.Te
 
 
 def linear_outside(module: Nvfp4LinearModule, call: Call, weight: tuple[torch.Tensor, torch.Tensor, float]) -> Any:
-    """(..., out) bool: the elements that the bound of one GEMM element (docs/explanation/numerics.md, section 7) does not allow."""
+    """(..., out) bool: the elements outside the bound of a GEMM element (docs/explanation/numerics.md, section 7)."""
     x = call.inputs[0].reshape(-1, module.in_features).double()
     form = module.packed.describe()["activation_format"]
     x, scale = lines_of(x, form)
@@ -190,7 +191,7 @@ def linear_outside(module: Nvfp4LinearModule, call: Call, weight: tuple[torch.Te
 
 
 def outside(model: nn.Module, calls: dict[str, Call], directory: Path, stems: dict[str, str]) -> dict[str, int]:
-    """How many elements of each quantized module's output are none that the contract allows. stems: of linears in the
+    """Counts the elements of each quantized module's output that the contract does not allow. stems: of linears in the
     files, by path."""
     tensors = raw(directory)
     wrong = {}
@@ -206,7 +207,7 @@ def outside(model: nn.Module, calls: dict[str, Call], directory: Path, stems: di
 
 
 def judged(model: nn.Module, directory: Path, stems: dict[str, str], run: Any) -> tuple[dict[str, Call], Any]:
-    """What record gives, of modules whose outputs the contract allows."""
+    """Returns the result of record after checking that the contract allows all outputs."""
     calls, returned = record(model, run)
     wrong = outside(model, calls, directory, stems)
     assert not any(wrong.values()), wrong
@@ -217,7 +218,7 @@ def judged(model: nn.Module, directory: Path, stems: dict[str, str], run: Any) -
 
 
 class Replay(nn.Module):
-    """Gives out what was recorded, where it gets what was recorded."""
+    """Returns the recorded output. Fails if its input is not the recorded one."""
 
     def __init__(self, path: str, call: Call) -> None:
         super().__init__()
@@ -230,7 +231,7 @@ class Replay(nn.Module):
 
 
 def replayed(twin: nn.Module, calls: dict[str, Call], run: Any) -> Any:
-    """What run gives for a stock model whose modules at these paths replay their calls."""
+    """Returns the result of run for a stock model whose modules at these paths replay their calls."""
     for path, call in calls.items():
         parent, _, child = path.rpartition(".")
         setattr(twin.get_submodule(parent), child, Replay(path, call))

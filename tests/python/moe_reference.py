@@ -2,19 +2,19 @@
 
 Long because the layer and its intervals are one computation.
 
-`forward` computes the layer choice by choice as docs/explanation/numerics.md defines it, and beside each value the set of values that
-the contract leaves open: an interval [lo, hi] that starts as nothing (hidden is quantized bit for bit), gains the
-bound of one GEMM element at gemm1, and goes through SwiGLU, the rounding to bf16, the second quantization (row scale,
-block scale and code of every element that may fall on the other side of a boundary), gemm2 and combine. Every step
-after a GEMM is a chain of monotone functions and correct roundings, so the ends of the interval are found by computing
-them. A result outside its interval breaks the contract; there is no tolerance to choose.
+`forward` computes the layer choice by choice as docs/explanation/numerics.md defines it. With each value it computes
+the set of values that the contract allows, an interval [lo, hi]. It starts as a point (hidden is quantized bit for bit)
+and gains the bound of one GEMM element at gemm1. Then it goes through SwiGLU, the rounding to bf16, the second
+quantization (row scale, block scale and code of every element that may fall on the other side of a boundary), gemm2 and
+combine. Every step after a GEMM is a chain of monotone functions and correct roundings, so the ends of the interval are
+found by computing them. A result outside its interval breaks the contract; there is no tolerance to choose.
 
-EXACT is the reference backend: its W4A4 sums have no error, so the intervals are points and the judgement is equal bits.
+EXACT is the reference backend: its W4A4 sums have no error, so the intervals are points and the bits must be equal.
 CONTRACT is any other backend.
 
-float64 holds everything that must be exact: a W4A4 dot of these sizes is an integer of at most 53 bits in units of 2^-21,
-and a product or sum that needs more bits is rounded to odd, after which rounding to 24 bits or fewer is right. Nothing of
-the library is used here.
+float64 holds everything that must be exact: a W4A4 dot of these sizes is an integer of at most 53 bits in units of
+2^-21. A product or sum that needs more bits is rounded to odd, after which rounding to 24 bits or fewer is right. This
+file uses nothing of the library.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Options:
 
 
 class Weights(NamedTuple):
-    """Under relu2 gate is ignored. Each (codes uint8 (E_local, rows, K/2), scales uint8 (E_local, rows, K/16), tensor_scale float32 (E_local))."""
+    """A layer's matrices. Each is (codes uint8 (E_local, rows, K/2), scales uint8 (E_local, rows, K/16), tensor_scale
+    float32 (E_local)). relu2 ignores gate."""
 
     gate: tuple
     up: tuple
@@ -88,8 +89,8 @@ class Interval(NamedTuple):
 
 
 class Output(NamedTuple):
-    """(T, hidden) float64 each; lo == hi where the contract leaves one value. NaN: the element must be NaN.
-    free (T): tokens of which nothing is asked (a value may or may not overflow)."""
+    """lo and hi are (T, hidden) float64, equal if the contract leaves one value. NaN: the element must be NaN. free
+    (T): tokens that are not checked, because a value may or may not overflow."""
 
     lo: torch.Tensor
     hi: torch.Tensor
@@ -102,7 +103,7 @@ class Accuracy:
     gemm: Callable[[int, str], float]  # (K, activation_format) -> the bound's factor of alpha * sum|p|
     silu: float  # relative error of silu before it is multiplied
     activation: float  # relative error of the whole activation
-    flushed: float  # what silu(x) may lose below x = -88
+    flushed: float  # possible error of silu(x) below x = -88
     fp32_range: bool  # a sum before alpha, and the activation before the router weight, are held in fp32
 
 
@@ -113,10 +114,10 @@ def _exact_gemm(k: int, activation_format: str) -> float:
     return 0.0 if activation_format in ("nvfp4", "fp8") else k * 2.0**-52
 
 
-# The activation is computed in double: an exponential of another library, and another order of two operations.
+# The activation is computed in double: another library's exponential, and another order of two operations.
 EXACT = Accuracy(_exact_gemm, 2.0**-50, 0.0, 0.0, False)
-# One partial sum; 4 ulp of fp32 for the exponential and what surrounds it, half an ulp for the router weight. exp(-x)
-# overflows fp32 below -88, where silu is then 0 instead of up to 88 exp(-88) < 2^-120.
+# One partial sum; 4 ulp of fp32 for the exponential and the operations around it, half an ulp for the router weight.
+# exp(-x) overflows fp32 below -88. silu is 0 there instead of up to 88 exp(-88) < 2^-120.
 CONTRACT = Accuracy(lambda k, _: (k / 16 + 1) * 2.0**-22, 0.0, 4.5 * 2.0**-23, 2.0**-120, True)
 
 
@@ -138,7 +139,7 @@ def round_to(x: torch.Tensor, to: Format) -> torch.Tensor:
 
 
 def _to_odd(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """x + residual, |residual| at most half an ulp of x, as the neighbour whose last bit is 1 where it is inexact."""
+    """x + residual, |residual| at most half an ulp of x. An inexact sum becomes the neighbour whose last bit is 1."""
     inexact = (residual != 0) & residual.isfinite() & x.isfinite()
     even = (x.view(torch.int64) & 1) == 0
     toward = torch.copysign(torch.full_like(x, torch.inf), residual)
@@ -188,7 +189,7 @@ def next_power_of_two(x: torch.Tensor, times: float = 1.0) -> torch.Tensor:
 
 
 class LineScales(NamedTuple):
-    """How a line (R, K) is quantized: candidates() of its scale, then the two fp32 formulas."""
+    """The quantization of a line (R, K): candidates() of its scale, then the two fp32 formulas."""
 
     kind: str  # dynamic_token, power (of two), compat
     scale: float = 0.0
@@ -201,7 +202,7 @@ class LineScales(NamedTuple):
         low, high = (
             torch.where(a > 0, next_power_of_two(a.clamp(min=2.0**-1000), self.holds).clamp(min=-126), 0) for a in amax
         )
-        low = torch.where((amax.lo == 0) & (amax.hi > 0), -126, low)  # a line of zeros has scale 1, of no effect
+        low = torch.where((amax.lo == 0) & (amax.hi > 0), -126, low)  # a line of zeros has scale 1, without effect
         return Interval(power_of_two(low), power_of_two(high))
 
     def block_scale(self, amax: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
@@ -231,10 +232,10 @@ def _magnitude(x: Interval) -> Interval:
 def quantize(x: Interval, scales: LineScales) -> tuple[Interval, torch.Tensor]:
     """(decoded codes (R, K), line scale (R, 1)) of finite lines: value = decoded * line scale.
 
-    Where a line may have two scales, the decoded values are in units of the larger. Every block scale that a block may
-    have is tried on both ends of each element, for a fixed scale is monotone; if there are too many to try, because a
-    block's largest element is nearly free, its values are at most twice that element (6 v s <= 2 A, the scale's
-    smallest value being the worst).
+    If a line may have two scales, the decoded values are in units of the larger. Every block scale that a block may
+    have is tried on both ends of each element, because a fixed scale is monotone. If there are too many to try, because
+    a block's largest element is nearly free, its values are at most twice that element (6 v s <= 2 A, for the scale's
+    smallest value, the worst case).
     """
     if len(x.lo) == 0:
         return x, torch.ones((0, 1), dtype=F64)
@@ -265,9 +266,9 @@ def quantize(x: Interval, scales: LineScales) -> tuple[Interval, torch.Tensor]:
 
 
 def quantize_fp8(x: Interval, scales: LineScales) -> tuple[Interval, torch.Tensor]:
-    """(E4M3 values (R, K), line scale (R, 1)) of finite lines under fp8, in units of the larger scale where a line may
-    have two. Each is tried on both ends of every element; if there are more, a half step on each side of x encloses
-    them: a sixteenth of it, or 2^-10 of the scale."""
+    """(E4M3 values (R, K), line scale (R, 1)) of finite lines under fp8, in units of the larger scale if a line may
+    have two. Each is tried on both ends of every element. If there are more than two, a half step on each side of x
+    encloses them: a sixteenth of it, or 2^-10 of the scale."""
     if len(x.lo) == 0:
         return x, torch.ones((0, 1), dtype=F64)
     smallest, unit = scales.candidates(_magnitude(x).map(lambda end: end.amax(-1, keepdim=True)))
@@ -281,10 +282,10 @@ def quantize_fp8(x: Interval, scales: LineScales) -> tuple[Interval, torch.Tenso
 
 
 def quantize_int8(x: Interval) -> Interval:
-    """Decoded values (R, K), code * scale, of finite lines under int8_block: no line scale.
+    """Decoded values (R, K), code * scale, of finite lines under int8_block, which has no line scale.
 
-    A block's scale follows from its largest element, a bf16 value between two known ones wherever it is not a single one:
-    each is tried, on both ends of every element. Where they are too many, half a step on each side of x encloses them.
+    A block's scale follows from its largest element, a bf16 value that may be known only as a range. Each value of the
+    range is tried, on both ends of every element. If there are too many, half a step on each side of x encloses them.
     """
     blocks = x.map(lambda end: end.unflatten(-1, (-1, 16)))
     amax, last = _magnitude(blocks).map(lambda end: end.amax(-1, keepdim=True))
@@ -310,22 +311,22 @@ def quantize_int8(x: Interval) -> Interval:
 
 
 def gemm(x: Interval, weight: torch.Tensor, alpha: torch.Tensor, factor: float, to: Format) -> Interval:
-    """One rounding to `to` of alpha * sum, (R, N), the sum within `factor` of sum|p|. x (R, K) finite, weight (N, K)."""
+    """Rounds alpha * sum (R, N) to `to` once; the sum is within `factor` of sum|p|. x (R, K) finite, weight (N, K)."""
     positive, negative = weight.clamp(min=0).T, weight.clamp(max=0).T
     low, high = x.lo @ positive + x.hi @ negative, x.hi @ positive + x.lo @ negative
     largest = torch.maximum(x.lo.abs(), x.hi.abs())
     # The bound's own sum is within K 2^-53.
     bound = factor * (1 + 2.0**-30) * (largest @ weight.abs().T)
     if factor >= 2.0**-24:
-        # An fp32 sum may take inputs, products and partial sums below 2^-126 as 0. From 2^-100 up there are none: all
-        # are multiples of 2^-7 * 2^-10 * 2^-100.
+        # An fp32 sum may take inputs, products and partial sums below 2^-126 as 0. If x is 2^-100 or larger there are
+        # no such values: all are multiples of 2^-7 * 2^-10 * 2^-100.
         tiny = ((largest > 0) & (largest < 2.0**-100)).any(-1, keepdim=True)
         bound = bound + tiny * 2.0**-126 * (weight.abs() + 2).sum(-1)
     return Interval(round_to(product_to_odd(alpha, low - bound), to), round_to(product_to_odd(alpha, high + bound), to))
 
 
 def overflows(x: Interval, weight: torch.Tensor, accuracy: Accuracy) -> torch.Tensor:
-    """(R): lines of bf16 values whose sum, alpha left out, may pass fp32's range, where a backend keeps it in fp32."""
+    """(R): lines of bf16 values whose sum, without alpha, may exceed fp32's range if a backend keeps it in fp32."""
     largest = torch.maximum(x.lo.abs(), x.hi.abs()) @ weight.abs().T
     return (largest.amax(-1) * (1 + 2.0**-10) > FP32.largest) & bool(accuracy.fp32_range)
 
@@ -372,7 +373,7 @@ def activate(options: Options, g: Interval, u: Interval, accuracy: Accuracy) -> 
 
 
 def _largest(scale) -> float:
-    """Of a number, or of one per expert."""
+    """The largest scale, given one number or one per expert."""
     return float(torch.as_tensor(scale, dtype=torch.float32).max())
 
 
@@ -408,7 +409,7 @@ def intermediate_scales(options: Options, input_scale) -> LineScales:
     if options.swiglu_limit is None:
         return _power(2688 * _largest(input_scale[1]), holds, 16)
     limit = float(torch.tensor(options.swiglu_limit, dtype=torch.float32))
-    # |silu| reaches 0.2785 below zero, whatever the limit.
+    # |silu| reaches 0.2785 below zero under every limit.
     if options.activation == "swiglu_oai":
         bound = max(limit, -SILU_MIN / options.swiglu_alpha) * (limit + 1)
     else:
@@ -423,9 +424,9 @@ def _alpha(row_scale: torch.Tensor, tensor_scale: float) -> torch.Tensor:
 
 
 def _rows(options, weights, expert, x, row_scale, router_weight, accuracy, requantize):
-    """(row (R, hidden) interval, free (R)) of the choices of one local expert. x (R, hidden), row_scale (R, 1)."""
+    """(row (R, hidden) interval, free (R)) of one expert's assignments. x (R, hidden), row_scale (R, 1)."""
     if options.activation == "relu2":
-        weights = weights._replace(gate=weights.up)  # whose result nobody reads
+        weights = weights._replace(gate=weights.up)  # its result is not used
     gate, up, down = (decode(matrix, expert) for matrix in weights)
     scale_of = [float(matrix[2][expert]) for matrix in weights]
     w4a4, bf16, fp8 = (options.activation_format == name for name in ("nvfp4", "bf16", "fp8"))
@@ -450,7 +451,7 @@ def _rows(options, weights, expert, x, row_scale, router_weight, accuracy, requa
     broken = (settled & ~h.lo.isfinite()).any(-1)
     free = ~usable & ~broken  # h may or may not overflow
     if accuracy.fp32_range and options.router_weight == "before_down":
-        free = free | too_large  # Inf, whatever the weight would make of it
+        free = free | too_large  # Inf for every router weight
     free = free | overflows(point, gate, accuracy) | overflows(point, up, accuracy)
     row = Interval(*(torch.full((len(x), options.hidden_size), torch.nan, dtype=F64) for _ in range(2)))
     if bool(usable.any()):
@@ -468,7 +469,7 @@ def _rows(options, weights, expert, x, row_scale, router_weight, accuracy, requa
         part = gemm(lines, down, _alpha(scale, scale_of[2]), factor, to)
         row.lo[usable], row.hi[usable] = part.lo, part.hi
     if bf16 and bool(broken.any()):
-        # IEEE rules: a sum with an infinite or NaN term is one of these, whatever its finite terms are.
+        # IEEE rules: a sum with an infinite or NaN term is Inf or NaN for any finite terms.
         known = broken & (settled | (h.lo.isfinite() & h.hi.isfinite())).all(-1)
         finite = h.map(lambda end: torch.where(end.isfinite(), end, torch.zeros_like(end)))
         free = free | (broken & ~known) | (broken & overflows(finite, down, accuracy))
@@ -521,7 +522,7 @@ def forward(
     for k in range(options.top_k):
         row, weight = Interval(rows.lo[:, k], rows.hi[:, k]), topk_weights[:, k].to(F64).unsqueeze(-1)
         if options.router_weight == "after_down":
-            # 0 * Inf is NaN, of which an interval around 0 knows nothing
+            # 0 * Inf is NaN, which an interval around 0 cannot express
             free[:, k] |= (weight.isinf() & (row.lo < row.hi) & (row.lo <= 0) & (row.hi >= 0)).any(-1)
             row = _times(row, Interval(weight, weight))
         acc = Interval(
@@ -531,13 +532,13 @@ def forward(
             )
         )
     out = acc.map(lambda end: round_to(end, FORMATS[dtype]))
-    # Inf - Inf and the like at one end only
+    # for example Inf - Inf at one end only
     free = free.any(-1) | (out.lo.isnan() ^ out.hi.isnan()).any(-1)
     return Output(out.lo, out.hi, free, dtype)
 
 
 def outside(expected: Output, actual: torch.Tensor) -> torch.Tensor:
-    """(T, hidden) bool: the elements of actual that the contract does not allow."""
+    """Returns (T, hidden) bool: the elements of actual that the contract does not allow."""
     value = actual.to(F64)
     same = (value >= expected.lo) & (value <= expected.hi)
     both_nan = expected.lo.isnan() & expected.hi.isnan() & value.isnan()

@@ -1,4 +1,4 @@
-"""The environment in which processes find each other as ranks of torch.distributed on this host."""
+"""The environment with which processes on this host become ranks of torch.distributed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 def rank_environment(world: int, **more: str) -> dict[str, str]:
-    """RANK is the caller's to add."""
+    """The caller adds RANK."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

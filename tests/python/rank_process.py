@@ -24,11 +24,11 @@ import torch
 EXPERTS, TOP_K, HIDDEN, INTER = 12, 3, 256, 192
 MOST_TOKENS = 512
 FORMATS = ("nvfp4", "bf16")
-# What a captured run replays: tokens of each rank, and how many contents.
+# Inputs that a captured run replays: tokens of each rank, and the number of different contents.
 GRAPH_TOKENS, REPLAYS = (16, 5), 3
 
 Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-# Another way between GPUs is one more line.
+# Add a way to connect GPUs here.
 WAYS: dict[str, Callable[[nv.Exchange, str], None]] = {
     "nccl": lambda exchange, device: exchange.use_nccl(device),
     "peers": lambda exchange, device: exchange.use_peers(device),
@@ -87,7 +87,7 @@ def graph_contents(combine: str) -> Iterator[tuple[str, list[Arrays]]]:
 
 # The layers of the whole run: (name, combine, capacity).
 LAYERS = (("sum", "all_reduce", 0), ("exact", "all_to_all", 0), ("capacity", "all_to_all", MOST_TOKENS))
-# A routing that does not fit, of a layer with this capacity, and one behind it that does.
+# Tokens of a routing that does not fit into a layer with this capacity. One that fits follows.
 SMALL_CAPACITY, TOO_MANY = 4, 7
 
 
@@ -96,7 +96,7 @@ def on(device: str, arrays: Arrays) -> Arrays:
 
 
 def expected(device: str) -> dict[str, list[torch.Tensor]]:
-    """Every output of the whole run by its name, for each rank, made by layers of one process on one device."""
+    """Returns every output of the whole run by its name, for each rank, made by layers of one process on one device."""
     made: dict[str, list[torch.Tensor]] = {}
     for name in FORMATS:
         alone = nv.MoeLayer.from_tensors(config(name), **weights(), max_tokens=MOST_TOKENS, device=device)
@@ -136,7 +136,7 @@ class Rank:
         self.device = "cpu" if self.way == "host" else f"cuda:{self.rank}"
         if self.way != "host":
             torch.cuda.set_device(self.rank)
-            torch.zeros(1, device=self.device)  # its context, which takes seconds, before anybody waits for anybody
+            torch.zeros(1, device=self.device)  # creates its context, which takes seconds, before any rank waits
         self.outputs: dict[str, torch.Tensor] = {}
         self.exchange: nv.Exchange | None = None
         self.say("here")
@@ -146,7 +146,7 @@ class Rank:
         (self.out / f"{self.rank}.{what}").touch()
 
     def wait_for(self, what: str) -> None:
-        """Until both ranks have said so. By files: for what must not take the exchange's time."""
+        """Waits until both ranks have reported `what`, by files: the exchange's timeout must not count."""
         deadline = time.monotonic() + 120
         while not all((self.out / f"{rank}.{what}").exists() for rank in (0, 1)):
             if time.monotonic() > deadline:
@@ -176,7 +176,7 @@ class Rank:
             torch.cuda.synchronize()
 
     def until_it_fails(self, step: Callable[[], object]) -> None:
-        """step() again and again; says "runs" once a few have gone well."""
+        """Calls step() until it fails; prints "runs" once five calls have succeeded."""
         deadline = time.monotonic() + 90
         done = 0
         while time.monotonic() < deadline:
@@ -194,7 +194,7 @@ def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             try:
                 run()
-            except Exception as error:  # the end of the capture, which may fail for it, is not to hide it
+            except Exception as error:  # kept: the end of the capture may fail after it and hide it
                 failure = error
     except Exception:
         if failure is None:
@@ -250,7 +250,7 @@ def does_not_fit(rank: Rank, layer: nv.MoeLayer, arrays: Arrays) -> None:
 def overflow(rank: Rank, name: str) -> None:
     layer = rank.layer(name, capacity=SMALL_CAPACITY)
     arrays = on(rank.device, batch(TOO_MANY if rank.rank == 0 else 1, 0, "rank 1"))
-    if rank.way == "peers":  # whatever comes fits there
+    if rank.way == "peers":  # every routing fits there
         assert not torch.isnan(layer.run(*arrays)).any(), "out is NaN where everything fits"
         layer.status()
     else:
@@ -318,7 +318,7 @@ def one_captures(rank: Rank) -> None:
 SUM = {"combine": "all_reduce"}
 EXACT = {"combine": "all_to_all"}
 CAPACITY = {"combine": "all_to_all", "capacity": 64}
-# For the rank that is left: on GPUs half of it is for making a communicator, which takes seconds.
+# For the remaining rank. On GPUs half of it is for making a communicator, which takes seconds.
 STOPPED_TIMEOUT = {"host": 3.0, "nccl": 14.0, "peers": 5.0}
 SCENARIOS: dict[str, Callable[[Rank], None]] = {
     "whole": whole,
@@ -344,11 +344,11 @@ def main(scenarios: dict[str, Callable[[Rank], None]] = SCENARIOS) -> None:
     try:
         scenarios[what](rank)
         message = "fine"
-    except Exception as error:  # what the test reads
+    except Exception as error:  # read by the test
         message = f"{type(error).__name__}: {error}"
     torch.save(rank.outputs, rank.out / f"{rank.rank}.pt")
     (rank.out / f"{rank.rank}.txt").write_text(message)
-    # The interpreter ends with exchange, layers and graphs still there, as a script's does.
+    # The interpreter ends while exchange, layers and graphs still exist, as in a script.
 
 
 if __name__ == "__main__":

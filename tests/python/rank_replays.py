@@ -1,7 +1,9 @@
-"""A rank whose graph is replayed with seven inputs in turn, before and after the other rank is killed: what each replay gives.
+"""A rank that replays its graph with seven inputs in turn, before and after the other rank is killed, and counts
+results.
 
-Started as rank_process.py is. One fixed input would hide what this detects: stale bytes of an earlier replay with the same
-input are right. Leaves RANK.counts.json: replays that are right, all NaN, in rows right or NaN ("partly"), or finite and wrong.
+Started like rank_process.py. One fixed input would hide the fault that this detects: stale bytes of an earlier replay
+with the same input are right. Writes RANK.counts.json: replays that are right, all NaN, in rows right or NaN
+("partly"), or finite and wrong.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ import torch
 from rank_process import SUM, Rank, batch, capture, main, on
 
 INPUTS = 7
-# Replays that are enqueued before anybody waits for them: more than a stream takes before a launch blocks.
+# Number of replays enqueued before a synchronization: more than a stream takes before a launch blocks.
 AHEAD = 400
-# The check after the first wrong replay.
+# Replays that are checked from the first one on that is not right.
 AFTER = 210
 # Layers by name: options, and tokens of a run. A large sum goes shard by shard: more than a MiB of fp32.
 LAYERS = {
@@ -35,7 +37,8 @@ def kind_of(out: torch.Tensor, expected: torch.Tensor) -> str:
 
 def replays(rank: Rank, name: str, at_once: int) -> None:
     options, tokens = LAYERS[name]
-    # Over peers a rank whose launches wait for room in a queue that is stuck learns of the end by this time alone.
+    # Over peers, if a queue is stuck and a rank's launches wait for room in it, only this timeout tells the rank of the
+    # end.
     rank.connect(14)
     layer = rank.layer(max_tokens=tokens, **options)
     own = 0 if options["combine"] == "all_reduce" else 10 * rank.rank

@@ -13,7 +13,7 @@ E24 = 2.0**-24
 
 
 def selection_scores(config: nv.RouterConfig, logits, bias):
-    """Selection scores in float64 and how far float32's may be from them (docs/explanation/numerics.md, section 12)."""
+    """Selection scores in float64, and the possible error of float32's (docs/explanation/numerics.md, section 12)."""
     x = logits.double()
     groups_by_sum = config.num_expert_group > 1 and config.group_score == "top2_sum"
     if not (config.correction_bias or groups_by_sum):
@@ -28,14 +28,14 @@ def selection_scores(config: nv.RouterConfig, logits, bias):
 
 
 def relative_error(config: nv.RouterConfig, x):
-    """Of a score, in units of 2^-24."""
+    """The relative error of a score, in units of 2^-24."""
     if config.scoring == "softmax":
         return (x.amax(-1, keepdim=True) - x) + math.log(x.shape[-1]) + 4
     return torch.full_like(x, 3.01 if config.scoring == "sigmoid" else 1.51)
 
 
 def masked_by_groups(config: nv.RouterConfig, scores, error):
-    """Scores with the experts of the groups left out at -inf, and the tokens where the groups' margin decides nothing."""
+    """Scores with -inf for experts of excluded groups, and the tokens whose groups' margin is too small to decide."""
     unclear = torch.zeros(scores.shape[0], dtype=torch.bool)
     groups, kept = config.num_expert_group, config.topk_group
     if groups == kept:
@@ -50,7 +50,7 @@ def masked_by_groups(config: nv.RouterConfig, scores, error):
 
 
 def weight_bound(config: nv.RouterConfig, logits, ids, expected):
-    """What docs/explanation/numerics.md, section 12 allows between a weight and its real number."""
+    """The difference that docs/explanation/numerics.md, section 12 allows between a weight and its real number."""
     x = logits.double()
     chosen = x.gather(1, ids.long())
     if config.scoring == "softmax":

@@ -1,5 +1,8 @@
-"""tests/acceptance/acceptance.py and its readers and report on trial: outputs of the emulator's runs (doctor, probes) and ones written in
-the tools' form (ctest, bench), and whole runs with stand-ins for the tools."""
+"""Tests of tests/acceptance/acceptance.py, its readers and its report.
+
+The inputs are outputs of the emulator's runs (doctor, probes), outputs written in the tools' form (ctest, bench), and
+whole runs with stand-ins for the tools.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +191,7 @@ def test_a_report_comes_back_and_is_resumed_on_the_same_device_alone(tmp_path, c
     assert "nothing to resume" in capsys.readouterr().out
 
 
-# ---- whole runs: the kit in a copy of the tree, between stand-ins that play recorded outputs
+# ---- whole runs: the kit in a copy of the tree, with stand-ins that print recorded outputs
 
 TOOLS = {
     "nvcc": "echo Build cuda_13.0",
@@ -219,7 +222,7 @@ def executable(path: Path, body: str) -> None:
 
 @pytest.fixture
 def kit(tmp_path):
-    """Call: kit(options..., VARIABLE=value) -> (exit code, what it said, the report); kit.ran is what the tools were called with."""
+    """Call: kit(options..., VARIABLE=value) -> (exit code, output, report). kit.ran: command lines of the tools."""
     tree = tmp_path / "tree"
     (tree / "src/backend/sm120").mkdir(parents=True)
     (tree / "tests/acceptance").mkdir(parents=True)
@@ -361,7 +364,7 @@ def test_what_is_absent_on_a_device_is_incomplete(kit):
 
 def test_a_gpu_whose_bounds_were_measured_has_no_step_for_them(kit):
     executable(kit.tools / "nvidia-smi", TOOLS["nvidia-smi"].replace("12.0", "9.0"))
-    _, said, report = kit("--only", "build", "--skip", "build")  # the list alone: the stand-ins play another GPU
+    _, said, report = kit("--only", "build", "--skip", "build")  # only the list: the stand-ins play another GPU
     assert list(states(report)) == [name for name in STEPS if name != "configurations"], said
 
 

@@ -1,4 +1,4 @@
-"""tools/attack_summary.py: what the attack tests tried, from their JUnit files, and when that is not enough."""
+"""tools/attack_summary.py: counts of the attack tests' attempts from JUnit files, and errors if they are too few."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALL = [of_ctest(f"room/A.{number}", f"[ OK ]\nattacked: {kind} {number + 1}\n") 
 
 @pytest.fixture
 def summary(tmp_path, capsys, monkeypatch):
-    """summary(test case...) -> (exit status, lines, what is recorded)"""
+    """summary(test case...) -> (exit status, lines, the record)"""
 
     def run(*cases: str, tier: str = "short") -> tuple[int, list[str], dict]:
         junit, kept = tmp_path / "junit.xml", tmp_path / "kept.json"

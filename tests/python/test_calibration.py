@@ -1,4 +1,4 @@
-"""Calibration files: GGUF imatrices as the gguf package writes them, and what weighted errors do to a layer's output."""
+"""Calibration files: GGUF imatrices of the gguf package, and the effect of weighted errors on a layer's output."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def write_gguf(path: Path, tensors: dict[str, np.ndarray]) -> Path:
 
 
 def write_imatrix(path: Path, moments: dict[str, np.ndarray], rows: list[int], fused: bool = False) -> Path:
-    """As llama.cpp's imatrix: sums of squares, and how many rows each expert saw."""
+    """Writes sums of squares, and the number of rows of each expert, as llama.cpp's imatrix does."""
     counts = np.array(rows, np.float32).reshape(EXPERTS, 1)
     tensors = {}
     for layer in range(2):
@@ -87,7 +87,7 @@ def test_imatrix_in_gguf_gives_the_same_bytes(model, moments, tmp_path, rows, fu
     of_seen = {name: values * (np.array(rows) > 0)[:, None].astype(np.float32) for name, values in moments.items()}
     own = write_own(tmp_path / "own.safetensors", of_seen, rows)
     imatrix = write_imatrix(tmp_path / "imatrix.gguf", of_seen, rows, fused)
-    # What the gguf package reads is what was meant to be written.
+    # The gguf package reads back the values that were to be written.
     read = {tensor.name: tensor.data for tensor in gguf.GGUFReader(imatrix).tensors}
     name = "blk.1.ffn_down_exps.weight"
     expected = of_seen["layers.1.intermediate_moments"] * np.array(rows, np.float32)[:, None]

@@ -59,7 +59,7 @@ def report(*kernels: str, spills: int = 0, target: str = "120f") -> str:
 
 @pytest.fixture
 def check(tmp_path, monkeypatch, capsys):
-    """Runs the check over one object and its report, where one kernel is listed: its exit code and what it prints."""
+    """Runs the check over one object and its report, with one listed kernel. Returns its exit code and output."""
     monkeypatch.setattr("sys.argv", ["check_ptxas", str(tmp_path)])
 
     def run(code: bytes, text: str, listed: str = "sm120_gemm1_kernel") -> tuple[int, str]:

@@ -1,5 +1,8 @@
-"""tools/check/check_ptxas.py over planted kernels that this machine's nvcc and ptxas compile: for every target a spill, for
-Hopper a serialized wgmma, for Blackwell products of another format, each of which must fail, and their good twins."""
+"""tools/check/check_ptxas.py over planted kernels that this machine's nvcc and ptxas compile.
+
+For every target a spill, for Hopper a serialized wgmma, for Blackwell products of another format: each must fail, and
+the same kernel without the fault must pass.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 
-# Values that no 40 registers hold, all of them live at once.
+# More values live at once than 40 registers hold.
 SPILL = """
 __global__ void %(kernel)s(const float* in, float* out, int step) {
   float v[200];
@@ -28,7 +31,7 @@ __global__ void %(kernel)s(const float* in, float* out, int step) {
 }
 """
 
-# An assert between the product and its wait: a call, around which ptxas serializes.
+# An assert between the product and its wait is a call, around which ptxas serializes.
 WGMMA = """
 #include <cassert>
 #include <cstdint>
@@ -46,7 +49,7 @@ __global__ void sm90_gemm1_kernel(float* out, uint64_t a, uint64_t b) {
 }
 """
 
-# The accumulators are added to before they are waited for: ptxas waits by itself.
+# The accumulators are added to before the source waits for them, so ptxas inserts a wait.
 USED_EARLY = """
 .version 8.0
 .target sm_90a

@@ -1,4 +1,4 @@
-"""Tests of the checks of ./dev check: each must find what it is for, and nothing else."""
+"""Tests of the checks of ./dev check: each must find the faults it is made for, and nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def words(path: str, text: str) -> list[str]:
         ("src/core/a.h", "Widened widen(x);  // dequantizes\n", ["widen", "widen"]),
         ("src/backend/sm90/a.cuh", "const int unit = read_eight(p);\n", ["unit", "eight"]),
         ("python/nvfp4_moe/a.py", '"""Of every line."""\nteam = 1\n', ["line", "team"]),
-        # Names of other things, sentences that use a word in its plain sense, and rooms where it means something else.
+        # Names of other things, sentences that use a word in its plain sense, and folders in which it means something
+        # else.
         ("src/core/a.h", "// On the command line; a cache line; std::getline(file, text);\n", []),
         ("src/core/a.h", "// eight lanes read the weights inline\nint underline_online = 0;\n", []),
         ("src/core/a.h", '#include "core/line.h"\n', []),
@@ -43,7 +44,7 @@ def words(path: str, text: str) -> list[str]:
         ("python/nvfp4_moe/a.py", 'def say_hello(last_beat):\n    """Looks at it."""\n', ["hello", "beat", "look"]),
         ("tests/exchange/a_test.cpp", "TEST(Ranks, MarksOfRecords) {}\n", ["mark", "record"]),
         ("docs/how-to/expert-parallel.md", "The owner looks at every record.\n", ["owner", "look", "record"]),
-        # Records of shards, events of CUDA, a table, and a file's owner.
+        # Shards' records, CUDA events, a table, and a file's owner.
         ("src/safetensors/a.h", "ShardRecord record;  // the file's owner\n", []),
         ("src/backend/cuda/a.cu", "cudaEventRecord(event, stream);\n", []),
         ("docs/a.md", "`model_type` is looked up in the table.\n", []),
@@ -106,7 +107,7 @@ def test_home_made_words_are_listed_with_what_to_say(tree, capsys):
         ("docs/a.md", "As\nso\nmany as\n", ["so many"]),
         ("docs/a.md", "word\n" * 121, ["long paragraph"]),
         ("docs/a.md", f"{'a' * 60} {'a' * 60}\n", ["long line"]),
-        # Clean: code, strings, sentences that go on, tables, lists and links.
+        # Allowed: code, strings, sentences that go on, tables, lists and links.
         ("src/a.h", 'int where = says("alone");  // if so\nconst char kText[] = R"(// behind)";\n', []),
         ("src/a.h", "// One of two.\n// What follows belongs to it.\nconst int n = 1'000;  // a host's\n", []),
         ("python/a.py", 'says = """Of a string that is\nalone."""\n', []),
@@ -308,7 +309,7 @@ def test_links(tmp_path, text, wrong):
     assert list(check_docs.broken_links(tmp_path / "a.md")) == wrong
 
 
-# ---- a function of the C interface that could throw
+# ---- a function of the C interface that can throw
 
 ONE = "  return api::guarded([&] { return work(a, b); });\n"
 TWO = """  return api::guarded([&]() -> Status {

@@ -1,4 +1,4 @@
-"""A build without CUDA on a machine with a GPU says so: when it is imported, in describe() and in the report of engines."""
+"""A build without CUDA on a machine with a GPU warns on import, in describe() and in the report of engines."""
 
 import importlib.metadata
 import json
@@ -12,7 +12,7 @@ import pytest
 from fused_layers import opened, parameters
 from nvfp4_moe import _build
 
-# The compiled module as a build without CUDA has it, and /dev as on a machine with these names in it.
+# The compiled module of a build without CUDA, and /dev of a machine with these names in it.
 PRETEND = """
 import glob, importlib.util, os, sys, warnings
 (folder,) = importlib.util.find_spec("nvfp4_moe").submodule_search_locations

@@ -1,7 +1,7 @@
-"""Bad days on a GPU: no memory, a lost context, weights replaced under running streams, a neighbour that is killed.
+"""Failures on a GPU: no memory, a lost context, weights replaced under running streams, a neighbour that is killed.
 
-Each ends in an error or in right numbers, never in a hang: what may hang runs in a process of its own with a time limit.
-Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
+Each ends in an error or in right numbers, never in a hang: code that may hang runs in a process of its own with a time
+limit. Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpu import LAYERS, assert_comes_back, layers, needs_gpu, on_gpu, torch
 
 pytestmark = [needs_gpu, pytest.mark.attack("gpu failures")]
 
-LIMIT_S = 120  # of a process, most of it the import of torch
+LIMIT_S = 120  # memory of a process, mostly for the import of torch
 
 # The beginning of every process: a small layer on the GPU and a batch for it.
 PROLOGUE = f"""
@@ -40,7 +40,7 @@ def on_gpu(tokens):
 
 
 def run_apart(script: str) -> subprocess.CompletedProcess[str]:
-    """The script after PROLOGUE in a process of its own; TimeoutExpired where it hangs."""
+    """Runs the script after PROLOGUE in a process of its own; TimeoutExpired if it hangs."""
     command = [sys.executable, "-c", PROLOGUE + script]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
@@ -50,7 +50,7 @@ def free_bytes() -> int:
     return torch.cuda.mem_get_info()[0]
 
 
-# A read beyond an array makes the driver give up the context: every later call of the process fails.
+# After a read beyond an array the driver gives up the context: every later call of the process fails.
 LOSE = """
 batch = on_gpu(8)
 layer = opened()
@@ -72,7 +72,7 @@ def attempt(name, call):
 
 
 def test_a_lost_context_is_an_error_everywhere(attacked: Callable[..., None]) -> None:
-    """Run, status, replace, open: errors of this library, at once; and the process ends by itself."""
+    """Run, status, replace, open: all raise this library's errors at once, and the process ends by itself."""
     ran = run_apart(
         LOSE
         + """
@@ -97,7 +97,7 @@ print("end")
 
 
 def test_no_memory_is_an_error_and_leaves_what_was_there(attacked: Callable[..., None]) -> None:
-    """A layer that does not fit, a workspace that does not fit; then room again, and both work."""
+    """A layer that does not fit, and a workspace that does not fit. With room again, both work."""
     ran = run_apart(
         """
 batch = on_gpu(32)
@@ -144,13 +144,13 @@ print("end")
 
 
 def test_weights_replaced_while_streams_run(attacked: Callable[..., None]) -> None:
-    """Every output is that of the old weights or of the new ones, or the call said Busy; never a mixture."""
+    """Every output is that of the old weights or of the new ones, never a mixture, or the call raised Busy."""
 
     def opened(seed: int) -> nv.MoeLayer:
         return nv.MoeLayer.from_tensors(layers.config(), **layers.weights(seed), max_tokens=32, device="cuda:0")
 
     hidden, _, weights = layers.batch(16)
-    ids = np.zeros((16, layers.TOP_K), np.int64)  # all rows are of the expert that is replaced
+    ids = np.zeros((16, layers.TOP_K), np.int64)  # all rows use the replaced expert
     ids[:, 1] = 1
     batch = on_gpu((hidden, ids, weights))
     versions = []  # expert 0 of either seed, as replace_expert takes it, and the output with it
@@ -217,7 +217,7 @@ def neighbour(seed: int, runs: int) -> subprocess.Popen[str]:
 
 
 def test_two_processes_on_one_gpu_and_one_of_them_killed(attacked: Callable[..., None]) -> None:
-    """Both have their own numbers; the one that is killed in the middle takes nothing from the other, or from the GPU."""
+    """Each process gets its own numbers. The one that is killed takes nothing from the other, or from the GPU."""
     free_before = free_bytes()
     first, second, doomed = neighbour(0, 500), neighbour(1, 500), neighbour(2, 1 << 30)
     try:

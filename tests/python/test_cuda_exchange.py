@@ -1,4 +1,5 @@
-"""A layer over an exchange with NCCL on a GPU: a world of one rank, eager and captured, against the layer alone.
+"""A layer over an exchange with NCCL on a GPU: a world of one rank, eager and captured, against the layer without
+exchange.
 
 Needs torch with CUDA (which brings NCCL), a GPU, and a build with the CUDA backends: skipped by name elsewhere.
 """
@@ -62,9 +63,10 @@ def test_a_captured_run_replays_with_other_contents() -> None:
 
 
 def captured_and_dropped(first: str) -> None:
-    """In a process of its own: a graph and what it captured, of which one goes first, or both with the process."""
+    """Runs in a process of its own. A graph and the layer it captured are dropped, in either order, or both end with
+    the process."""
     faulthandler.dump_traceback_later(90, exit=True)
-    layer = over(connected(), combine="all_reduce")  # which has the only exchange
+    layer = over(connected(), combine="all_reduce")  # the layer has the only exchange
     held = on_gpu(batch(16))
     out = torch.empty_like(held[0])
     layer.run(*held)

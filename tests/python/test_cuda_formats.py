@@ -1,7 +1,7 @@
-"""The format functions and their torch ops on a GPU's tensors: bit for bit what the host's functions give, in the current
-stream, and captured in graphs.
+"""The format functions and their torch ops on a GPU's tensors: the bits of the host's functions, eager and in graphs.
 
-Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
+They run in the current stream. Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name
+elsewhere.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_swizzles_as_the_host(shape: tuple[int, ...]) -> None:
 
 
 def test_a_tensor_that_begins_anywhere() -> None:
-    """Views whose first byte has no alignment but its element's, and transposed ones, which are copied."""
+    """Views whose first byte has only the alignment of its element, and transposed ones, which are copied."""
     flat = numbers((1, 16 * 33), torch.bfloat16)[0]
     x = flat.cuda()[3 : 3 + 16 * 32].view(4, 128)
     expected = nv.quantize(flat[3 : 3 + 16 * 32].view(4, 128).contiguous())

@@ -1,4 +1,4 @@
-"""Fused parameters on a GPU: packed where they lie, run and captured under any placement, replaced under a captured graph.
+"""Fused parameters on a GPU: packed there, run and captured under any placement, replaced under a captured graph.
 
 Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
 """
@@ -61,7 +61,7 @@ def run(experts: fused.FusedExperts, inputs):
 @pytest.mark.parametrize("here", [list(range(E)), [2, 3, 4], [5, 0, 7]], ids=["all", "range", "any"])
 def test_a_gpu_s_fused_experts_are_the_host_s(here):
     ours, expected = run(opened(0, here, "cuda"), batch()).cpu(), run(opened(0, here, "cpu"), batch("cpu"))
-    # Two backends differ in the order of fp32 sums alone, and round to bf16 twice.
+    # Two backends differ only in the order of fp32 sums, and round to bf16 twice.
     assert (ours.float() - expected.float()).norm() <= 2.0**-7 * expected.float().norm()
 
 

@@ -1,7 +1,7 @@
 """A layer on a GPU from torch: eager, in streams, captured in torch.cuda.graph and replayed; against the CPU's layer.
 
-Every backend that the GPU has, W4A4, W4A16 and W4A8 in E4M3. Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped
-by name elsewhere.
+Every backend that the GPU has, W4A4, W4A16 and W4A8 in E4M3. Needs torch with CUDA, a GPU, and a build with the CUDA
+backends: skipped by name elsewhere.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def few_bits(backend: str, activation_format: str, k: int) -> float:
-    """What sums of Hopper's FP8 tensor cores may be off by, over the rms of a sum: 13 bits of sum |p|, which is 2 / pi sqrt(k)
-    times that for products of random sign (docs/explanation/numerics.md, section 7)."""
+    """The possible error of sums of Hopper's FP8 tensor cores, over the rms of a sum: 13 bits of sum |p|, which is 2 /
+    pi sqrt(k) times that rms for products of random sign (docs/explanation/numerics.md, section 7)."""
     return 2.0**-13 * 2 / math.pi * k**0.5 if (backend, activation_format) == ("sm90", "fp8") else 0.0
 
 
-# The limits of a whole layer, for a batch (docs/explanation/numerics.md, section 8); most of those of quantized activations is room for
-# codes that flip and, under fp8, for the few bits that Hopper's FP8 tensor cores add with.
+# The limits of a whole layer, for a batch (docs/explanation/numerics.md, section 8). Most of the limit of quantized
+# activations is room for codes that flip and, under fp8, for the few bits that Hopper's FP8 tensor cores add with.
 LIMIT = {"nvfp4": 1.5e-2, "bf16": 4.1e-3, "fp8": 2.5e-2}
 
 
@@ -88,7 +88,7 @@ def test_agrees_with_the_cpu(backend: str, activation_format: str, tokens: int) 
     assert out.is_cuda and out.dtype == torch.bfloat16 and out.shape == (tokens, HIDDEN)
     if tokens:
         assert relative_error(out, cpu.run(*arrays)) < LIMIT[activation_format]
-    # Integers, summed in any order; the intermediate's may follow a flipped code.
+    # Integer counts are summed in any order. Those of the intermediate may follow a flipped code.
     if tokens:
         ours, expected = ({k: v for k, v in one.status().items() if "intermediate" not in k} for one in (gpu, cpu))
         assert ours == expected
@@ -97,7 +97,7 @@ def test_agrees_with_the_cpu(backend: str, activation_format: str, tokens: int) 
 def test_weights_may_lie_on_the_gpu_and_come_back(backend: str, activation_format: str) -> None:
     w, arrays = weights(), on_gpu(batch(9))
     lent = on_gpu(w)
-    # gate and up as halves of one tensor: rows of an expert follow each other, experts lie apart.
+    # gate and up as halves of one tensor: the rows of an expert are contiguous, the experts are not.
     both = [torch.cat([lent["gate"][i], lent["up"][i]], dim=1) for i in (0, 1)]
     lent["gate"] = (both[0][:, :INTER], both[1][:, :INTER], lent["gate"][2])
     lent["up"] = (both[0][:, INTER:], both[1][:, INTER:], lent["up"][2])
@@ -125,7 +125,7 @@ def test_a_graph_replays_with_other_contents(backend: str, activation_format: st
         for held, fresh in zip((hidden, ids, router), batch(40, seed), strict=True):
             held.copy_(fresh)
         ids[40 - seed :] = -1
-        # An eager run of its own in between must not share the graph's workspace.
+        # An eager run of the same layer between replays must not share the graph's workspace.
         wide.run(*on_gpu(batch(200, seed)))
         graph.replay()
         torch.cuda.synchronize()
@@ -218,7 +218,7 @@ def test_what_is_not_here_is_named() -> None:
 
 
 def test_expert_biases(backend: str, activation_format: str) -> None:
-    """gpt-oss' kind of layer: biases as tensors of the GPU, added once, kept, replaced with their expert, and in a graph."""
+    """A layer like gpt-oss': biases on the GPU, added once, kept, replaced with their expert, and in a graph."""
     options = dict(activation="swiglu_oai", swiglu_limit=7.0, expert_biases=True)
     w, g = weights(), torch.Generator().manual_seed(3)
     biases = tuple(2 * torch.randn(EXPERTS, size, generator=g) for size in (INTER, INTER, HIDDEN))
@@ -252,7 +252,7 @@ def test_expert_biases(backend: str, activation_format: str) -> None:
 
 
 def test_experts_without_a_gate(backend: str, activation_format: str) -> None:
-    """Nemotron-3's kind of layer: two matrices an expert, from the host and from the GPU, against the CPU's."""
+    """A layer like Nemotron-3's: two matrices per expert, from the host and from the GPU, against the CPU's."""
     chosen = config(activation_format, activation="relu2")
     w = {**weights(), "gate": None}
     placed = dict(device="cuda:0", backend=backend, max_tokens=130)

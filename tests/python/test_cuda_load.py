@@ -56,12 +56,12 @@ def test_the_bytes_are_those_of_host_tensors(backend: str) -> None:
     layer = opened(on_gpu(weights), backend=backend)
     assert_holds(layer, weights)
     assert torch.equal(layer.run(*batch()), opened(weights, backend=backend).run(*batch()))
-    # Tiles and tensor scales; no memory that only packing needs.
+    # Tiles and tensor scales, and no memory that only packing needs.
     assert layer.describe()["packed_bytes"] < 1 << 20
 
 
 def test_rows_may_lie_apart() -> None:
-    """gate and up halves of one tensor, down a slice of columns at an odd address, scales as float8, numbers strided."""
+    """gate and up halve one tensor, down is columns at an odd address, scales are float8, tensor scales strided."""
     weights = stacks()
     lent = on_gpu(weights)
     both = [torch.cat([lent["gate"][i], lent["up"][i]], dim=1) for i in (0, 1)]
@@ -78,12 +78,12 @@ def test_host_and_gpu_tensors_may_mix() -> None:
     weights = stacks()
     lent = on_gpu(weights)
     assert_holds(opened({"gate": weights["gate"], "up": lent["up"], "down": lent["down"]}), weights)
-    # A layer in host memory takes them as well.
+    # A layer in host memory takes them too.
     assert_holds(nv.MoeLayer.from_tensors(CONFIG, **lent, max_tokens=4), weights)
 
 
 def late_in_a_stream(weights: dict, wrong: float) -> tuple[torch.cuda.Stream, dict]:
-    """Tensors that hold what is illegal until their stream has slept. weights: values are tensors, or tuples of them."""
+    """Tensors that hold illegal values until their stream has slept. weights: tensors, or tuples of them."""
     right = on_gpu({name: parts if isinstance(parts, tuple) else (parts,) for name, parts in weights.items()})
     late = {name: tuple(torch.full_like(part, wrong) for part in parts) for name, parts in right.items()}
     torch.cuda.synchronize()
@@ -108,7 +108,7 @@ def test_packing_follows_the_current_stream() -> None:
 
 
 def assert_refused_alike(opened, weights: dict, words: str) -> None:
-    """From the GPU in the words of the host."""
+    """Bad arrays on the GPU give the same error message as on the host."""
     with pytest.raises(nv.BadInput) as on_host:
         opened(weights)
     with pytest.raises(nv.BadInput) as on_device:
@@ -178,7 +178,7 @@ def test_floats_on_the_gpu_are_quantized_to_the_hosts_bytes(dtype: torch.dtype) 
     expected = from_floats(weights)
     lent = on_gpu(weights)
     assert_same_experts(from_floats(lent), expected)
-    # Rows apart, at addresses that are no multiple of 16 bytes; gate and up halves of one tensor.
+    # Rows with strides, at addresses that are not multiples of 16 bytes; gate and up are halves of one tensor.
     both = torch.cat([lent["gate"], lent["up"]], dim=1)
     wide = torch.zeros(EXPERTS, HIDDEN, INTER + 5, dtype=dtype).cuda()
     wide[:, :, 3:-2] = lent["down"]

@@ -1,9 +1,9 @@
 """Torch memory of layers on a GPU: workspaces sized for the run, graphs that share one, and all of it freed.
 
-An engine's stack: hidden 7168, intermediate 2048, top-8, few experts. Needs torch with CUDA, a GPU with some room, and a
-build with the CUDA backends: skipped by name elsewhere.
+An engine's stack: hidden 7168, intermediate 2048, top-8, few experts. Needs torch with CUDA, a GPU with some room, and
+a build with the CUDA backends: skipped by name elsewhere.
 
-Long because that stack, made once, serves all of it.
+Long because that stack, made once, serves all tests.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gpu import captured, torch, why_not
 from layers import on_threads
 
 EXPERTS, TOP_K, HIDDEN, INTER, MAX_TOKENS, LAYERS = 8, 8, 7168, 2048, 8192, 2
-SIZES = [1, 2, 4, *range(16, 513, 16)]  # 35, as engines capture them
+SIZES = [1, 2, 4, *range(16, 513, 16)]  # 35 sizes, as engines capture them
 BLOCK = 512  # what torch's allocator rounds a tensor to
-SEGMENT = 20 << 20  # what it asks the driver for where a tensor takes less than 10 MiB
+SEGMENT = 20 << 20  # it asks the driver for this many bytes if a tensor takes less than 10 MiB
 
 NEEDED = 8 << 30
 
@@ -45,7 +45,7 @@ def stack() -> list[nv.MoeLayer]:
 
 
 class Inputs:
-    """A batch of the largest captured size in memory that graphs have seen; smaller ones are its first tokens."""
+    """A batch of the largest captured size in graphs' memory. Smaller batches are its first tokens."""
 
     def __init__(self, tokens: int = SIZES[-1], seed: int = 0) -> None:
         self.random = torch.Generator("cuda").manual_seed(seed)
@@ -67,7 +67,7 @@ class Inputs:
 
 
 def forward(stack: list[nv.MoeLayer], inputs: Inputs, tokens: int) -> torch.Tensor:
-    """The last layer's output, in inputs.out; nothing but workspaces is allocated."""
+    """Runs the stack; the last layer's output is in inputs.out. Only workspaces are allocated."""
     hidden, ids, router = inputs.of(tokens)
     for i, layer in enumerate(stack):
         out = (inputs.out if i + 1 == len(stack) else inputs.between)[:tokens]
@@ -80,7 +80,7 @@ def capture(stack: list[nv.MoeLayer], inputs: Inputs, tokens: int, pool=None) ->
 
 
 def replays_give(run, inputs: Inputs, expected: torch.Tensor) -> None:
-    """A graph of run, which writes inputs.out, gives what is expected; it is gone afterwards."""
+    """Checks that a graph of run, which writes inputs.out, gives the expected values. The graph is freed on return."""
     graph, _ = captured(run)
     inputs.out.zero_()
     graph.replay()
@@ -97,7 +97,7 @@ def settle() -> None:
 
 @pytest.fixture(scope="module")
 def first_graph() -> torch.cuda.CUDAGraph:
-    """A graph that lives beside all others: torch takes some bytes for the first that does."""
+    """A graph that lives as long as all others: torch allocates some bytes for the first one."""
     counter = torch.zeros(1, device="cuda")
     return captured(lambda: counter.add_(1))[0]
 
@@ -120,7 +120,7 @@ def rounded(size: int, to: int) -> int:
 
 
 def test_35_captured_sizes_cost_what_the_largest_does(stack: list[nv.MoeLayer], record_property) -> None:
-    """On one pool, the largest first; then all of them replayed in turn with other contents."""
+    """On one pool, the largest first. Then all of them are replayed in turn with other contents."""
     inputs = Inputs()
     settle()
     largest = max(layer.workspace_bytes(SIZES[-1]) for layer in stack)
@@ -165,7 +165,7 @@ def test_ten_captures_and_six_streams_take_what_their_tokens_need(stack: list[nv
     record_property("ten_captures_bytes", for_graphs)
     record_property("six_streams_bytes", for_streams)
     assert for_streams == 6 * rounded(one, BLOCK)
-    # Small as they are, a graph's pool asks the driver for no less than a segment.
+    # Even for a small graph the pool asks the driver for at least a segment.
     assert for_graphs <= 10 * max(rounded(one, 2 << 20), SEGMENT)
     assert for_graphs < stack[0].workspace_bytes() / 2, "as against one of the layer's largest"
     for graph in graphs:
@@ -198,7 +198,7 @@ def test_all_memory_comes_back(stack: list[nv.MoeLayer], record_property) -> Non
 
     settle()
     start_reserved = reserved()
-    use()  # once before, for what the driver takes with the first graph
+    use()  # once before, because the driver allocates memory with the first graph
     settle()
     before = (reserved(), allocated(), used())
     use()
@@ -221,7 +221,7 @@ def test_a_reset_graph_gives_its_workspace_back(stack: list[nv.MoeLayer]) -> Non
 
 
 def test_a_fork_in_a_capture_has_a_workspace_of_its_own(stack: list[nv.MoeLayer]) -> None:
-    """Two layers side by side in one graph, each in a stream of the capture."""
+    """Two layers run at the same time in one graph, each in a stream of the capture."""
     left, right = Inputs(64, 1), Inputs(64, 2)
     side = torch.cuda.Stream()
 
@@ -298,7 +298,7 @@ def test_a_stream_that_is_given_gets_the_memory(stack: list[nv.MoeLayer]) -> Non
         assert torch.equal(out, expected)
     assert allocated() - before == rounded(layer.workspace_bytes(256), BLOCK) + rounded(out.nbytes, BLOCK)
 
-    def run() -> None:  # in a capture too, where torch's current stream is another of the capture's
+    def run() -> None:  # in a capture too, when torch's current stream is another of the capture's
         stream.wait_stream(torch.cuda.current_stream())
         layer.run(*inputs.of(256), out=inputs.out[:256], stream=stream)
         torch.cuda.current_stream().wait_stream(stream)
@@ -370,7 +370,7 @@ def test_threads_in_shared_and_own_streams(stack: list[nv.MoeLayer]) -> None:
 
 
 class Lent:
-    """A tensor as a framework without an exchange table would offer it."""
+    """A tensor of a framework without an exchange table."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -392,7 +392,7 @@ def test_other_frameworks_take_memory_of_the_library(stack: list[nv.MoeLayer]) -
     torch.cuda.synchronize()
     assert allocated() == before and torch.equal(inputs.out[:8], expected)
     assert nv.release_workspaces("cuda:0") == layer.workspace_bytes(8)
-    # A capture's own stays while its graph may be replayed.
+    # A capture's own workspace stays while its graph may be replayed.
     lent = [Lent(tensor) for tensor in inputs.of(8)]
     replays_give(lambda: layer.run(*lent, out=inputs.out[:8], stream=torch.cuda.current_stream()), inputs, expected)
     assert nv.release_workspaces("cuda:0") == layer.workspace_bytes(8)

@@ -1,7 +1,8 @@
-"""Two processes with a GPU each: the bits of one, and every way to fail, of which the rank that is left names the cause.
+"""Two processes with a GPU each: they give the bits of one rank, and after every failure the other rank names the
+cause.
 
 Each test starts tests/python/rank_process.py twice and checks how it ended. Needs two GPUs, torch with CUDA and a build
-with the CUDA backends, and is skipped by name elsewhere; but for the way "host", by which the same ranks run on the CPU.
+with the CUDA backends, and is skipped by name elsewhere. The way "host" runs the same ranks on the CPU.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from rank_replays import AFTER, SCENARIOS
 RANK = Path(__file__).with_name("rank_process.py")
 REPLAYS = Path(__file__).with_name("rank_replays.py")
 NO_GPUS = why_not() or ("" if torch.cuda.device_count() > 1 else "torch finds one GPU, and two ranks need two")
-# The most that a failure may take until the ranks that are left have said so, and ended.
+# The longest time until the remaining ranks have reported a failure, and ended.
 SOON = 30
-# The most that a rank takes after the exchange's timeout, error and end of the process included.
+# The longest time a rank takes after the exchange's timeout, including the error and the end of the process.
 GONE = 5
 GPU_WAYS = ("nccl", "peers")
 
 
 def there(way: str) -> str:
-    """The way, where this machine and this version have it."""
+    """Returns the way if this machine and this version have it, else skips the test."""
     if way == "host" and not why_not():
         pytest.skip("the host's ranks run where there is no GPU, whose time is dear")
     if way != "host" and NO_GPUS:
@@ -46,12 +47,12 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=GPU_WAYS)
 def gpu_way(request: pytest.FixtureRequest) -> str:
-    """The same, for what needs graphs."""
+    """Like way, for tests that need graphs."""
     return there(request.param)
 
 
 class Ranks:
-    """Two processes of a scenario. Whatever happens, they are gone at the end of the scope."""
+    """Two processes of a scenario. They are gone at the end of the scope, even after an error."""
 
     def __init__(self, what: str, out: Path, way: str, limit: float = 150, script: Path = RANK) -> None:
         self.out, self.limit = out, limit
@@ -82,7 +83,7 @@ class Ranks:
         return "\n".join(f"-- rank {rank}\n" + (self.out / f"{rank}.log").read_text() for rank in (0, 1))
 
     def wait_until(self, have: str) -> None:
-        """Both ranks have left a file of that suffix: here, runs."""
+        """Waits until both ranks have left a file with that suffix."""
         deadline = time.monotonic() + self.limit
         while not all((self.out / f"{rank}.{have}").exists() for rank in (0, 1)):
             ended = [rank for rank in (0, 1) if self.processes[rank].poll() is not None]
@@ -95,7 +96,7 @@ class Ranks:
         return [text.read_text() if text.exists() else "" for text in texts]
 
     def end(self, rank: int, limit: float) -> str:
-        """How the rank ended, by itself and in time."""
+        """Returns how the rank ended. It must end by itself and in time."""
         try:
             code = self.processes[rank].wait(limit)
         except subprocess.TimeoutExpired:
@@ -107,7 +108,7 @@ class Ranks:
 
 
 def ended(what: str, out: Path, way: str, **options: object) -> list[str]:
-    """How both ranks ended, within SOON of their connection."""
+    """Returns how both ranks ended, within SOON of their connection."""
     with Ranks(what, out, way, **options) as ranks:
         ranks.wait_until("here")
         return [ranks.end(rank, SOON) for rank in (0, 1)]
@@ -131,7 +132,7 @@ KILLED += [(way, f"replayed {what}") for way in GPU_WAYS for what in ("sum", "ca
 
 @pytest.mark.parametrize(("killed_way", "what"), KILLED)
 def test_a_killed_rank_is_named(killed_way: str, what: str, tmp_path: Path) -> None:
-    """Before the exchange's own timeout would end the other."""
+    """The other rank names it before the exchange's own timeout."""
     with Ranks(what, tmp_path, there(killed_way)) as ranks:
         ranks.wait_until("runs")
         ranks.processes[1].kill()
@@ -162,7 +163,8 @@ def test_a_rank_that_stops_ends_the_other_by_the_timeout(way: str, what: str, tm
         message = ranks.end(0, SOON)
         took = time.monotonic() - begin
     assert message.startswith("IoError: "), message
-    # By the host's exchange, which knows who is missing; or, with the device at it, by what watches that.
+    # Reported by the host's exchange, which knows the missing rank, or, if the device is waiting, by the monitor of
+    # that wait.
     assert "rank 1" in message or "a rank has stopped" in message, message
     assert took > STOPPED_TIMEOUT[way] / 2
     assert way == "host" or took < STOPPED_TIMEOUT[way] + GONE, f"gone after {took:.1f} s: {message}"

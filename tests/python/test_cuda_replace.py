@@ -50,12 +50,12 @@ def routing() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def captured(layer: nv.MoeLayer, stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]:
-    """A graph of a run, its hidden states and its out."""
+    """Returns a graph of a run, its hidden states and its out."""
     hidden = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16, device="cuda")
     arrays = routing()
     layer.warmup()
     graph, out = gpu.captured(lambda: layer.run(hidden, *arrays), stream=stream)
-    graph.keep = arrays  # what it reads
+    graph.keep = arrays  # the graph reads them
     return graph, hidden, out
 
 
@@ -109,7 +109,7 @@ def test_replays_during_replacements_have_the_old_expert_or_the_new_one(activati
 
 def test_a_captured_layer_is_replaced_only_on_a_stream() -> None:
     layer = opened("nvfp4")
-    layer.replace_expert(0, **expert_of(1))  # nothing has captured it
+    layer.replace_expert(0, **expert_of(1))  # no graph has captured it
     graph, _, out = captured(layer, torch.cuda.Stream())
     with pytest.raises(ValueError, match=r"a graph has captured this layer.*stream="):
         layer.replace_expert(0, **expert_of(2))
@@ -124,7 +124,7 @@ def test_a_captured_layer_is_replaced_only_on_a_stream() -> None:
 
 
 def test_arrays_and_memory_are_given_back() -> None:
-    """The source may be overwritten once the call has returned, though the stream has not come so far."""
+    """The source may be overwritten once the call has returned, even if the stream has not reached the replacement."""
     layer, stream = opened("bf16"), torch.cuda.Stream()
     expert = on_gpu(expert_of(3))
     torch.cuda.synchronize()

@@ -1,7 +1,7 @@
-"""select_experts, router_gemm and their torch ops on a GPU's tensors: bit for bit what the host gives, for every scoring, dtype
-and token count, in any stream, and captured in graphs.
+"""select_experts, router_gemm and their torch ops on a GPU's tensors: the bits of the host's functions.
 
-Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
+For every scoring, dtype and token count, in any stream, and captured in graphs. Needs torch with CUDA, a GPU, and a
+build with the CUDA backends: skipped by name elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOKENS = (0, 1, 7, 4096)
 GROUPED = {"num_expert_group": 8, "topk_group": 4, "group_score": "top2_sum", "correction_bias": True}
 
-# One for each number of experts that a lane may hold, and each way to choose and to weigh.
+# One for each number of experts per lane, and each way to select and to weight.
 CONFIGS = {
     "mixtral": nv.RouterConfig(8, 2, renormalize=True),
     "all of 32": nv.RouterConfig(32, 32),
@@ -48,7 +48,7 @@ CONFIGS = {
 
 
 def logits_of(tokens: int, experts: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Logits of many magnitudes; rows of ties, of equal numbers, of infinities and of NaN."""
+    """Logits of many magnitudes, and rows of ties, of equal numbers, of infinities and of NaN."""
     x = numbers(tokens, experts, torch.float32, seed)
     g = torch.Generator().manual_seed(seed + 1)
     if tokens >= 7:
@@ -177,7 +177,7 @@ def test_the_op_on_a_gpu() -> None:
     expected = nv.select_experts(logits, config, correction_bias=bias)
     op = torch.ops.nvfp4_moe.select_experts
     assert same(op(logits.cuda(), *options, bias.cuda()), expected)
-    finite = logits.nan_to_num()  # opcheck takes NaN for unlike NaN
+    finite = logits.nan_to_num()  # opcheck treats two NaN as different
     results = torch.library.opcheck(op.default, (finite.cuda(), *options, bias.cuda()))
     assert set(results.values()) == {"SUCCESS"}
 
@@ -208,7 +208,7 @@ def tiny_layer(config: nv.RouterConfig, activation_format: str, device: str) -> 
     return nv.MoeLayer.from_bf16(options, gate=gate, up=up, down=down, device=device, max_tokens=64)
 
 
-# Runs that select: one token to four are selected by each CTA for itself, others by a kernel before.
+# Runs that select: with one token to four each CTA selects for itself, with more a kernel does it before.
 @pytest.mark.parametrize("activation_format", ["bf16", "nvfp4"])
 @pytest.mark.parametrize("name", ["mixtral", "qwen3", "qwen2", "deepseek_v3", "llama4"])
 def test_a_layer_selects_for_itself(name: str, activation_format: str) -> None:
@@ -258,7 +258,7 @@ def test_router_gemm_gives_the_hosts_bits(tokens: int) -> None:
 
 
 def test_router_gemm_selection_and_layer_in_a_graph_behind_torch_s_kernels() -> None:
-    """As an engine has them: hidden is made by a kernel of torch's in the same graph."""
+    """As in an engine, one of torch's kernels makes hidden in the same graph."""
     g = torch.Generator().manual_seed(3)
     source = torch.randn(4, 2048, generator=g).cuda()
     weight = torch.randn(128, 2048, generator=g).bfloat16().cuda()

@@ -1,7 +1,7 @@
 """Threads that load, run, replace and unpack layers on a GPU while graphs of other layers are captured and replayed.
 
-What an engine's threads do over weeks, in NVFP4_MOE_SOAK_SECONDS (5). Every output is compared bit for bit with those that
-are right, and afterwards all memory is back. Needs torch with CUDA, a GPU, and a build with the CUDA backends.
+This is an engine's load over weeks, in NVFP4_MOE_SOAK_SECONDS (5). Every output is compared bit for bit with the right
+ones, and afterwards all memory is back. Needs torch with CUDA, a GPU, and a build with the CUDA backends.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def batch(tokens: int) -> list[torch.Tensor]:
 
 
 class Soak:
-    """Shared layers in slots, all that is right of them, and one lock: whoever captures a graph holds it, and so does
-    whoever makes the whole device wait, which would end another thread's capture."""
+    """Shared layers in slots, their right outputs, and one lock. A thread holds it to capture a graph, or to make the
+    whole device wait, which would end another thread's capture."""
 
     def __init__(self) -> None:
         self.weights = {seed: weights(seed) for seed in SEEDS}
@@ -86,7 +86,7 @@ class Soak:
 
 @dataclasses.dataclass
 class Own:
-    """A layer of one thread's graphs, and which version of expert 0 it has."""
+    """A layer of one thread's graphs, and the version of expert 0 that it has."""
 
     backend: str
     seed: int
@@ -102,7 +102,7 @@ class Actor(threading.Thread):
         self.doing = "nothing"
         self.error = None
         self.own = []  # layers of this thread's graphs, which only it replaces
-        self.graphs = collections.deque(maxlen=GRAPHS)  # (right of either version, out, graph, own)
+        self.graphs = collections.deque(maxlen=GRAPHS)  # (the output of either version, out, graph, own)
 
     def run(self) -> None:
         try:
@@ -115,11 +115,11 @@ class Actor(threading.Thread):
             self.soak.stop.set()
 
     def has_done(self, action) -> bool:
-        """Whether there was anything to act on, and no other thread was at it."""
+        """Returns whether the action had a layer to act on, which no other thread was using."""
         try:
             return action() is not False
         except nv.Busy:
-            if self.doing not in ("run_layer", "replace", "unpack"):  # of layers that only this thread has
+            if self.doing not in ("run_layer", "replace", "unpack"):  # these use layers that only this thread has
                 raise
             self.soak.counts["busy"] += 1
             return False
@@ -170,7 +170,7 @@ class Actor(threading.Thread):
             self.own = [*self.own[-1:], Own(backend, seed, self.soak.open(backend, seed))]
 
     def replace_own(self):
-        """In the order of the stream that replays: without the lock, and the next replay has it."""
+        """In the order of the stream that replays, without the lock. The next replay uses the new weights."""
         if not self.own:
             return False
         own = self.random.choice(self.own)
@@ -205,7 +205,7 @@ class Actor(threading.Thread):
         _, _, layer = self.pick()
         with self.soak.device_waits:
             child = os.fork()
-            if child == 0:  # CUDA works in no forked child, and says so
+            if child == 0:  # CUDA does not work in a forked child, and the library reports that
                 try:
                     layer.expert(0)
                 except nv.Unsupported:
@@ -216,7 +216,7 @@ class Actor(threading.Thread):
 
 
 def soaked(seconds: float) -> collections.Counter[str]:
-    """How often each action was done by THREADS threads in that time; fails where one was wrong, raised or hangs."""
+    """Runs THREADS threads for that time and counts each action. Fails if one was wrong, raised or hangs."""
     soak = Soak()
     actors = [Actor(soak, index) for index in range(THREADS)]
     for actor in actors:
@@ -233,7 +233,7 @@ def soaked(seconds: float) -> collections.Counter[str]:
 
 
 def free_bytes() -> int:
-    """Of the GPU, once this process has given back what it does not use."""
+    """The GPU's free bytes, once this process has given back its unused memory."""
     gc.collect()
     torch.cuda.synchronize()
     nv.release_workspaces()
@@ -242,7 +242,7 @@ def free_bytes() -> int:
 
 
 def test_threads_on_shared_layers_beside_graphs_of_others() -> None:
-    soaked(1)  # CUDA loads a kernel where it is first used, and keeps it
+    soaked(1)  # CUDA loads a kernel at its first use, and keeps it
     before = free_bytes()
     counts = soaked(SECONDS)
     print(f"{SECONDS:.0f} s, {THREADS} threads: " + ", ".join(f"{name} {count}" for name, count in counts.items()))

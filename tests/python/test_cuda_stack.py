@@ -1,7 +1,8 @@
-"""A model's stack of layers as one CUDA graph, replayed with other contents: deepseek-v4-pro's shape on one rank of eight.
+"""A model's stack of layers as one CUDA graph, replayed with other contents: deepseek-v4-pro's shape on one rank of
+eight.
 
 61 layers, 48 local of 384 experts, top-6, hidden 7168, intermediate 3072; each layer's output is added to the residual
-stream that the next one reads. Memory holds a few layers' weights, so that the stack goes through them in turn.
+stream that the next one reads. Memory holds a few layers' weights, which the stack uses in turn.
 
 Needs torch with CUDA and a GPU with room for the weights: skipped by name elsewhere.
 """
@@ -27,7 +28,7 @@ def reason(layers: int) -> str:
 
 
 def stacked(random: np.random.Generator, rows: int, cols: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Experts as overlapping windows of one array: each its own, and together hardly larger than one."""
+    """Experts as overlapping windows of one array: they differ, and take hardly more memory than one."""
 
     def windows(low: int, high: int, width: int) -> np.ndarray:
         step = 48  # bytes from one expert's first to the next one's
@@ -53,7 +54,7 @@ def make_layer(seed: int, activation_format: str, backend: str, max_tokens: int)
 
 
 class Inputs:
-    """What a step of the model gets, in memory that a graph has seen: made anew by `draw`."""
+    """Inputs of one step of the model, in the memory that the graph has captured. `draw` fills them again."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -63,10 +64,10 @@ class Inputs:
         self.router = torch.empty(LAYERS, tokens, TOP_K, device="cuda")
 
     def draw(self, step: int) -> int:
-        """Other hidden states, routing, router weights and number of real tokens, which it returns."""
+        """Draws other hidden states, routing, router weights and number of real tokens. Returns that number."""
         self.stream.normal_(generator=self.random)
         wanted = torch.rand(LAYERS, self.tokens, EXPERTS, device="cuda", generator=self.random)
-        # From all ranks' experts alike to this rank's above all others, and to few of them.
+        # From all ranks' experts equally, over mostly this rank's, to few of them.
         wanted[..., FIRST : FIRST + LOCAL] += 0.3 * (step % 4)
         if step % 5 == 4:
             wanted[..., FIRST : FIRST + TOP_K] += 2
@@ -78,7 +79,7 @@ class Inputs:
 
 
 def forward(layers: list[nv.MoeLayer], inputs: Inputs, outs: torch.Tensor) -> torch.Tensor:
-    """The residual stream behind the last layer; outs (LAYERS, tokens, HIDDEN): each layer's output."""
+    """Returns the residual stream after the last layer. outs (LAYERS, tokens, HIDDEN) gets each layer's output."""
     stream = inputs.stream
     for i in range(LAYERS):
         hidden = torch.nn.functional.rms_norm(stream, (HIDDEN,)).bfloat16()

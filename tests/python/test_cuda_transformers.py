@@ -1,7 +1,7 @@
-"""NVFP4 models of transformers on a GPU: judged as on a CPU, generating eagerly, compiled and from CUDA graphs alike.
-transformers' own blocks as oracle: test_cuda_transformers_blocks.py.
+"""NVFP4 models of transformers on a GPU: judged as on a CPU, generating eagerly, compiled and from CUDA graphs.
 
-Needs transformers, torch with CUDA and a GPU: skipped by name elsewhere.
+test_cuda_transformers_blocks.py has transformers' own blocks as the oracle. Needs transformers, torch with CUDA and a
+GPU: skipped by name elsewhere.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ def test_loading_to_the_gpu_is_moving_there(model, checkpoint):
 
 @pytest.mark.parametrize("activation_format", ["bf16", "nvfp4"])
 def test_generation_with_a_static_cache_and_compiled(checkpoint, activation_format):
-    """As generate() does on a GPU by itself: a static cache compiles the decoding step, with CUDA graphs. In float32: a
-    compiler rounds bfloat16 otherwise than eager code does, and a random model's routers turn that into other tokens."""
+    """As generate() does on a GPU by default: a static cache compiles the decoding step, with CUDA graphs. In float32,
+    because a compiler rounds bfloat16 differently from eager code, and a random model's routers turn that into other
+    tokens."""
     model = load(checkpoint[0], dtype=torch.float32, activation_format=activation_format).cuda()
     eager = tokens(model)
     assert torch.equal(tokens(model, cache_implementation="static", disable_compile=True), eager)

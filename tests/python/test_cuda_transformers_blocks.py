@@ -1,10 +1,10 @@
-"""transformers' own MoE blocks as the oracle of layers that enable() packed where the model lies: gpt-oss's (biases, gate and up
-in alternate columns) and Nemotron-3's (relu2 without a gate; latent projections around the experts), on the CPU and a GPU.
+"""transformers' own MoE blocks as the oracle of layers that enable() packed on the model's device, a CPU or a GPU.
 
-The block computes in float64, on the CPU, with the weights that the layer holds and the roundings of activations that the
-contract names, at the router's decisions of the model that ran. What is left between the two is what section 8 of
-docs/explanation/numerics.md allows two correct kernels; each element of Nemotron's experts lies in the contract's interval besides
-(moe_reference.py). Skipped by name if there is no GPU.
+The blocks are gpt-oss's (biases, gate and up in alternate columns) and Nemotron-3's (relu2 without a gate, latent
+projections around the experts). The block computes in float64, on the CPU, with the weights that the layer holds and
+the roundings of activations that the contract names, at the router's decisions of the model that ran. The remaining
+difference must be within what section 8 of docs/explanation/numerics.md allows two correct kernels. Each element of
+Nemotron's experts must also be in the contract's interval (moe_reference.py). Skipped by name if there is no GPU.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_gpt_oss(device, activation_format, batch):
 
 
 class Decided(nn.Module):
-    """The router's place in a block: what the router of the model decided."""
+    """Replaces a block's router: returns the decisions of the model's router."""
 
     def __init__(self, ids: torch.Tensor, weights: torch.Tensor) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def nemotron_weights(layer) -> oracle.Weights:
 
 
 def accuracy_of(device: str, activation_format: str) -> oracle.Accuracy:
-    """CONTRACT, but for FP8 tensor cores of Hopper, which add with 13 bits (docs/explanation/numerics.md, section 7)."""
+    """CONTRACT, but for Hopper's FP8 tensor cores with 13 bits (docs/explanation/numerics.md, section 7)."""
     if not (is_hopper(device) and activation_format == "fp8"):
         return oracle.CONTRACT
     return dataclasses.replace(
@@ -133,7 +133,7 @@ def test_nemotron(device, kind, activation_format, batch):
         hidden, ids, weights = call.inputs
         limit = judge.layer_limit(layer.config, len(hidden))
         assert layer.config.hidden_size == hidden.shape[1] == sizes.get("moe_latent_size", sizes["hidden_size"])
-        # The experts alone, on what they got.
+        # Only the experts, on their recorded inputs.
         experts = judge.contract_experts(layer, twin.get_submodule(path).experts)
         want = experts(hidden.double(), ids, weights.double())
         assert judge.relative_l2(call.output, want) < limit
@@ -141,12 +141,13 @@ def test_nemotron(device, kind, activation_format, batch):
             model.get_submodule(path).experts, call, nemotron_weights(layer), accuracy_of(device, activation_format)
         )
         assert not outside.any()
-        # The whole block around them: projections, and the shared expert, whose norm adds to theirs.
+        # The whole block around them: projections, and the shared expert, whose norm adds to that of the routed
+        # experts.
         whole = copy.deepcopy(twin.get_submodule(path)).double().requires_grad_(False)
         whole.experts, whole.gate = experts, Decided(ids, weights)
         got = on_host(block)
         assert judge.relative_l2(got.output, whole(got.inputs[0].double())) < limit
-        # relu for its square, and one expert's matrices for another's, are far beyond.
+        # relu instead of its square, and one expert's matrices instead of another's, are far beyond.
         squared = experts.__dict__.pop("act_fn")
         experts.act_fn = nn.ReLU()
         assert judge.relative_l2(call.output, experts(hidden.double(), ids, weights.double())) > 2 * limit

@@ -12,7 +12,7 @@ FP4 = {"num_bits": 4, "type": "float", "group_size": 16}
 FP8 = {"num_bits": 8, "type": "float"}
 
 
-RULE = {  # what runs by default of what is declared, where a backend does
+RULE = {  # the default format by declared format and backend
     "bf16": {"sm100": "bf16", "cpu": "bf16", "sm90": "bf16"},
     "nvfp4": {
         "sm100": "nvfp4", "sm120": "nvfp4", "sm90": "bf16", "cuda": "bf16", "cpu": "int8_block", "cpu:avx2": "int8_block",

@@ -1,5 +1,7 @@
-"""Activations that config.json declares for experts, and the format that from_checkpoint runs by default: against
-compressed-tensors' own matching, and against a float64 oracle of the layer."""
+"""Activations that config.json declares for experts, and the format that from_checkpoint runs by default.
+
+Both are compared: with compressed-tensors' own matching, and with a float64 oracle of the layer.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ PROJECTIONS = {
     "up_proj": (INTERMEDIATE, HIDDEN),
     "down_proj": (HIDDEN, INTERMEDIATE),
 }
-# Two roundings to bf16 on the way (hidden is bf16 already): 3.2 * 2^-9, and what is left for the order of sums.
+# Two roundings to bf16 on the way (hidden is bf16 already): 3.2 * 2^-9. The rest is room for the order of sums.
 LIMIT = 5 * 2.0**-9
 
 
@@ -105,7 +107,7 @@ def declared(directory) -> list[str]:
 
 
 def oracle(directory, layer: int, x: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The layer in float64 on the stored weights and unquantized activations: W4A16's meaning."""
+    """The layer in float64 on the stored weights and unquantized activations: the definition of W4A16."""
     out = np.zeros(x.shape)
     loaded = [nv.load_expert(directory, layer, e) for e in range(EXPERTS)]
 
@@ -166,7 +168,7 @@ def test_w4a4_experts_run_in_a_more_precise_format_on_hosts(compressed, quantiza
     error, activations = relative_error(compressed, 1)
     assert (activations["format"], activations["declared"]) == ("int8_block", "nvfp4")
     asked, why = relative_error(compressed, 1, activation_format="nvfp4")
-    assert error < 0.02 < asked  # W4A4 is some 10 % off
+    assert error < 0.02 < asked  # W4A4 has an error of some 10 %
     assert why["because"].startswith("it was asked for; declared: nvfp4 (config_groups ")
 
 
@@ -175,7 +177,7 @@ def test_w4a4_experts_run_in_a_more_precise_format_on_hosts(compressed, quantiza
     [
         (WEIGHT_ONLY[0], {"activation_format": "nvfp4"}, ("nvfp4", "bf16"), 0.02, 1),
         (compressed_tensors({"g": group(["Linear"], 8)}), {}, ("fp8", "fp8"), 0, 0.1),
-        # A scale that is asked for keeps the declared format.
+        # An explicitly set scale keeps the declared format.
         (W4A4[0], {"intermediate_scale": "fixed", "intermediate_fixed": 1.0}, ("nvfp4", "nvfp4"), 0, 1),
     ],
 )
@@ -270,7 +272,7 @@ FP8_GROUP = {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "type":
         ({"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, "kv_cache_scheme": KV_CACHE}, None, False),
         (compressed_tensors({"g": FP8_GROUP}, format="float-quantized"), None, False),
         ({"quant_method": "fp8", "modules_to_not_convert": [f"model.layers.{i}.mlp.experts" for i in range(LAYERS)]}, None, False),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, None, True),  # the config of the source of a copy
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, None, True),  # the config of a copy's source
         ({"quant_method": "bitsandbytes"}, None, True),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, None, True),
         ({"quant_method": 7}, None, True),
@@ -291,7 +293,7 @@ def test_experts_in_floats_load_whatever_else_is_quantized(floats, quantization,
 
 
 def test_what_cannot_be_computed_is_refused_when_it_is_opened(compressed):
-    """What is understood of rotations and expressions: tests/checkpoint, Quantization and ModuleRegex."""
+    """tests/checkpoint tests the rotations and expressions that are understood: Quantization and ModuleRegex."""
     rotation = {"location": "input", "targets": ["re:.*down_proj$"]}
     transforms = {"config_groups": {"R": {"type": "hadamard", "apply": [rotation]}}}
     for config, words in (

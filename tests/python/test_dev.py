@@ -28,7 +28,7 @@ esac
 
 @pytest.fixture
 def dev(tmp_path):
-    """A copy of ./dev beside stand-ins on PATH. Call: dev(verb, ...) -> (exit status, what it ran, what it said)."""
+    """A copy of ./dev, with stand-ins on PATH. Call: dev(verb, ...) -> (exit status, commands it ran, output)."""
     shutil.copy(ROOT / "dev", tmp_path / "dev")
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -188,7 +188,7 @@ def test_gpu_acceptance_hands_its_options_on(dev):
 
 @pytest.fixture
 def tested(dev):
-    """dev with all that `./dev setup` makes, and ctest and the oracles' Python as stand-ins that say how they are called."""
+    """dev with all that `./dev setup` makes. Stand-ins for ctest and the oracles' Python print how they are called."""
     for name in ("python/requirements-test.txt", "python/requirements-test.lock", ".venv/.requirements"):
         path = dev.folder / name
         path.parent.mkdir(exist_ok=True)

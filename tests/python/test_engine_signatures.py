@@ -97,7 +97,7 @@ FITS = (
     ("calls", "{e}.layers:moved", ("value",)),
 )
 
-# An entry that does not hold, and words of the sentence that says so.
+# An entry that does not hold, and words of the sentence that reports it.
 DIFFERS = (
     (("calls", "{e}.layers:helper", ("first", "fourth")), "takes (first, second, third), expected fourth too"),
     (("calls", "{e}.layers:helper", ("second",)), "needs first, expected no more than (second)"),

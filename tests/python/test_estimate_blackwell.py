@@ -1,5 +1,8 @@
-"""bench/estimate_blackwell.py and sass_loops.py on trial: loops in listings, clocks of work that is known, and that the
-recorded estimate and its page follow from what they name."""
+"""Tests of bench/estimate_blackwell.py and sass_loops.py.
+
+They test loops in listings, the clocks of work that is known, and that the recorded estimate and its page follow from
+their inputs.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def test_the_loop_over_k_is_the_shortest_with_all_products():
     loop = sass_loops.loop_over_k(LISTING, "OMMA")
     assert loop == {
         "instructions": 6,
-        "clocks_of_one_warp": 5 + 4,  # of the two that say so
+        "clocks_of_one_warp": 5 + 4,  # of the two instructions that have them
         "products": 2,
         "before_first_load": 2,
         "families": {"OMMA": 2, "BRA": 2, "LDS": 1, "LDSM": 1},
@@ -64,7 +67,7 @@ def test_a_full_tile_takes_the_clocks_of_its_multiply_adds():
     )  # fmt: skip
     assert rtx["products"] == 128 * 128 * 256 / 2048
     assert rtx["L2 to shared memory"] == (18432 + 128 * 144) / 64
-    # Four schedulers, two warps each, each of which issues the whole body.
+    # Four schedulers have two warps each, and each warp issues the whole body.
     assert rtx["instructions"] == 2 * 268
     # Each of two columns of warps reads all weights, each of four rows of warps the rows of its column.
     assert rtx["shared memory"] == (2 * 18432 + 4 * 128 * 144) / 128
@@ -113,7 +116,7 @@ def test_the_page_has_the_tables_of_the_record(result):
 
 
 def test_plans_of_this_tree_are_those_of_the_record(result):
-    """Where the program is built: configurations that change are estimated anew."""
+    """If the program is built, compares new estimates with the record, to find changed configurations."""
     program = next((path for path in ROOT.glob("build/*/bench/bench_blackwell_plans")), None)
     if program is None:
         pytest.skip("no bench_blackwell_plans under build")

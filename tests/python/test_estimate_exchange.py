@@ -1,4 +1,4 @@
-"""bench/estimate_exchange.py on trial: that it gives back what was measured, work that is known, and the page's tables."""
+"""Tests of bench/estimate_exchange.py: it returns the measured times, work that is known, and the page's tables."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""examples/python/layer_from_checkpoint.py from end to end: its picture, its messages, and its numbers against the oracle
-of the contract (moe_reference.py)."""
+"""examples/python/layer_from_checkpoint.py from end to end: its picture, its messages, and its numbers.
+
+The oracle of the contract (moe_reference.py) checks the numbers.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def table(text: str) -> dict[tuple[str, str], dict[str, float]]:
 
 
 def picture(path: Path) -> np.ndarray:
-    """(height, width, 3 or 4) of a PNG whose header says the same."""
+    """Reads a PNG as (height, width, 3 or 4), and checks that its header has the same size."""
     raw = path.read_bytes()
     assert raw[:8] == b"\x89PNG\r\n\x1a\n" and raw[12:16] == b"IHDR" and raw[-8:-4] == b"IEND"
     width, height = struct.unpack(">II", raw[16:24])
@@ -71,7 +73,7 @@ def test_it_needs_nothing(tmp_path):
     assert set(rows) == {(f, a) for f in ("nvfp4", "bf16") for a in ("reference", "original weights")}
     pixels = picture(tmp_path / "layer_errors.png")
     assert 600 <= pixels.shape[1] <= 2000 and 400 <= pixels.shape[0] <= 1500
-    # White paper, and a good deal of ink in each format's colour.
+    # White paper, and enough ink in each format's colour.
     assert 0.3 < (pixels[..., :3] == 1).all(-1).mean() < 0.95
     red, blue = pixels[..., 0], pixels[..., 2]
     assert (blue > red + 0.2).sum() > 2000 and (red > blue + 0.2).sum() > 2000
@@ -92,7 +94,7 @@ def checkpoint(tmp_path_factory):
 
 
 def oracle_errors(checkpoint, original, layer, experts, tokens):
-    """{(format, against): relative L2}; against the reference it is the most that the contract leaves open."""
+    """{(format, against): relative L2}. Against the reference it is the largest that the contract allows."""
     import moe_reference as oracle
     import torch
 
@@ -148,7 +150,7 @@ def test_its_numbers_are_the_oracle_s(checkpoint, tmp_path, layer, first, count)
         # Intervals, so the numbers printed to four digits may exceed them by half of the last.
         assert printed[form, "reference"]["relative L2"] <= room * 1.0005
         assert printed[form, "reference"]["equal bits"] > 90
-        # By the triangle inequality, room being relative to a norm that the error makes at most 1.5 times the truth's; the
+        # By the triangle inequality. room is relative to a norm that the error makes at most 1.5 times the truth's. The
         # script's float32 sums err by far less than its four digits show.
         error = expected[form, "original weights"]
         assert abs(printed[form, "original weights"]["relative L2"] - error) <= 1e-3 * error + room * 1.5

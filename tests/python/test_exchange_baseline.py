@@ -1,4 +1,4 @@
-"""bench/exchange_baseline.py on trial: two processes over gloo, whose sums it checks itself, and bytes that are counted by hand."""
+"""Tests of bench/exchange_baseline.py: two processes over gloo, their checked sums, and bytes counted by hand."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_ranks_over_gloo(tmp_path):
         assert row["by_assignment_us"] > 0 and row["by_token_us"] > 0
         assert row["by_token_sent_bytes"] <= row["by_assignment_sent_bytes"]
         assert row["wire_by_token_us"] is None, "a host has no graph"
-    # Half of the tokens are rank 1's and all go to rank 0, whose rows go back.
+    # Half of the tokens are rank 1's. All of them go to rank 0, and their rows go back.
     hot = bench["results"][-1]
     assert hot["by_assignment_sent_bytes"] == TOKENS // 2 * TOP_K * HIDDEN * 2
     assert hot["by_token_sent_bytes"] == TOKENS // 2 * TOP_K * HIDDEN * 2

@@ -24,7 +24,7 @@ E4M3 = np.arange(0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.f
 
 
 def to_e4m3(x: np.ndarray) -> np.ndarray:
-    """float64 values within +-448, rounded once; two libraries agree."""
+    """float64 values within +-448, rounded once. Two libraries must agree."""
     theirs = x.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
     assert np.array_equal(theirs, torch.from_numpy(x).to(torch.float8_e4m3fn).to(torch.float64).numpy())
     return theirs
@@ -46,7 +46,7 @@ def identity(size: int, backend: str, **options) -> nv.Nvfp4Linear:
 @pytest.mark.parametrize("backend", HOSTS)
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 def test_every_number_as_an_activation(backend, dtype, count):
-    """448 beside them makes the row's scale 1; out in fp32 shows the codes."""
+    """A 448 in each row makes its scale 1, so out in fp32 shows the codes."""
     every = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16).view(dtype)
     with np.errstate(invalid="ignore"):
         wide = every.astype(np.float64)
@@ -64,8 +64,8 @@ def test_every_number_as_an_activation(backend, dtype, count):
 
 @pytest.mark.parametrize("backend", HOSTS)
 def test_the_scale_of_a_row(backend):
-    """The smallest power of two that brings the row to 448, in fp32 at its edges; the scale shows in what 1/16 steps are
-    left. A row of zeros is zero, and one of subnormal numbers has 2^-126."""
+    """The smallest power of two that brings the row to 448, in fp32 at its edges. The remaining steps of 1/16 show the
+    scale. A row of zeros is zero, and one of subnormal numbers has 2^-126."""
     edges = [448.0, np.nextafter(np.float32(448), np.float32(500)), np.nextafter(np.float32(448), np.float32(0)), 449.0]
     amax = [np.float32(e) * np.float32(2.0**k) for k in (-126, -40, -1, 0, 1, 60, 118) for e in edges]
     rows = np.zeros((len(amax) + 3, 32), dtype=np.float32)
@@ -88,8 +88,8 @@ def test_the_scale_of_a_row(backend):
 
 @pytest.mark.parametrize("backend", HOSTS)
 def test_every_weight_under_every_shift(backend, count):
-    """A matrix of every code under every block scale up to a largest one, whose shift follows from it. 16 rows next to
-    each other have block scales next to each other, so that whole panels are far from the subnormal numbers."""
+    """A matrix of every code under every block scale up to a largest one, which determines the shift. Each group of 16
+    rows has block scales close to each other, so that whole panels are far from the subnormal numbers."""
     seen = inexact_seen = 0
     shifts = set()
     for largest in range(1, 0x7F):
@@ -118,8 +118,8 @@ def test_every_weight_under_every_shift(backend, count):
 
 @pytest.mark.parametrize("backend", HOSTS)
 def test_powers_of_two_over_fifteen_octaves_are_exact(backend):
-    """What an MXFP4 source packs to. A code of 0.5 under a block scale 15 octaves below the largest is 2^-10 in E4M3,
-    where it is half of the least number."""
+    """The weights that an MXFP4 source packs to. A code of 0.5 under a block scale 15 octaves below the largest is
+    2^-10 in E4M3, half of the least number there."""
     rng = np.random.default_rng(2)
     codes = rng.integers(0, 16, (96, 256), dtype=np.uint8)
     for first, count_of, exact in ((-6, 15, True), (-7, 15, True), (-8, 16, False)):
@@ -168,7 +168,7 @@ def test_what_it_refuses_is_named():
 
 @pytest.mark.parametrize("backend", HOSTS)
 def test_a_static_scale(backend):
-    """An input_scale stands for 2688 times itself, of which a row holds 448 times its scale; beyond that it saturates."""
+    """An input_scale means a range of 2688 times itself. A row holds 448 times its scale and saturates beyond that."""
     rows = np.zeros((3, 32), dtype=np.float32)
     rows[0, :4] = [448, 464, 1000, -1e30]
     rows[1, :3] = [2.0**-9, 2.0**-10, 1.5 * 2.0**-10]

@@ -1,4 +1,4 @@
-"""Fused parameters of an engine to a layer: the same bytes as the experts apart, placements, MXFP4, illegal input."""
+"""An engine's fused parameters as a layer: the bytes of separate experts, placements, MXFP4, illegal input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_fused_parameters_make_the_layer_of_the_experts_apart(up_first, activati
     assert expected.abs().max() > 0
     given = parameters(up_first=up_first)
     experts = opened(given, activation_format=activation_format)
-    for tensor in given.values():  # the caller's again: the layer keeps none of it
+    for tensor in given.values():  # the caller may write to it again: the layer keeps no reference
         if isinstance(tensor, torch.Tensor):
             tensor.view(torch.uint8).zero_()
     assert torch.equal(run(experts, *inputs()), expected)
@@ -68,7 +68,7 @@ def test_padding_of_the_intermediate_dimension_is_not_read():
 
 
 def ranks_of(places: list[list[int]]) -> list:
-    """A rank's experts by global id, in the order in which the rank keeps them."""
+    """A rank's experts by global id, in the rank's order."""
     ranks = []
     for here in places:
         expert_map = torch.full((E,), -1, dtype=torch.int32)
@@ -83,7 +83,7 @@ def test_ranks_of_any_placement_add_up_to_the_layer(places):
     ranks = ranks_of(places)
     in_a_row = all(here == list(range(here[0], here[0] + len(here))) for here in places)
     assert all((rank.placement.lookup is None) == in_a_row for rank in ranks)
-    # One assignment at a time, so that a sum has one term and no rounding of its own.
+    # One assignment at a time, so that a sum has one term and rounds nothing.
     whole = opened(parameters())
     for k in range(K):
         one = torch.full_like(ids, -1)
@@ -93,7 +93,7 @@ def test_ranks_of_any_placement_add_up_to_the_layer(places):
 
 
 def test_ranks_with_few_experts_or_none():
-    """Ids that name no expert add nothing under a lookup; fewer local experts than top_k; room for an expert that no id names."""
+    """Ids of no expert add nothing under a lookup; fewer local experts than top_k; room for an unused expert."""
     hidden, ids, weights = inputs()
     (rank,) = ranks_of([[4, 1]])
     for bad in (-1, -7, E, E + 100):
@@ -173,7 +173,7 @@ def test_new_weights_go_into_the_layer_that_is_there():
 
 
 def mxfp4_matrix(random, rows: int, cols: int, spread: int, top: int):
-    """(codes, E8M0 scales) with exponents over so wide a range, zero blocks and stray scales over zeros among them."""
+    """(codes, E8M0 scales) with exponents over that range, including zero blocks and stray scales over zeros."""
     codes = random.integers(0, 256, (rows, cols // 2), dtype=np.uint8)
     scales = (top - random.integers(0, spread + 1, (rows, cols // 32))).astype(np.uint8)
     zeros = random.random((rows, cols // 32)) < 0.1
@@ -257,7 +257,7 @@ def test_fused_mxfp4_parameters_make_the_checkpoint_s_layer(tmp_path):
         FusedParameters(**given, intermediate_size=48).stacks()
 
 
-# ---- settings, refusals, what a load tells
+# ---- settings, refusals, log lines of a load
 
 
 def test_settings_come_from_the_engine_s_configuration_then_the_environment():
@@ -301,7 +301,7 @@ def test_why_a_layer_or_a_slice_is_refused(monkeypatch):
     )
     assert fused.why_slice_refused(64, 2, 16, "") is None
     assert fused.why_slice_refused(56, 1, 16, "") is None, "no rank would help"
-    # Kernels that engines go before are taken only where the user insists.
+    # The kernels of LEFT_TO_ENGINES are used only if the user insists.
     monkeypatch.setattr(fused, "explain", lambda options, device: [{"chosen": True, "backend": device}])
     auto, one = ([fused.why_refused(sizes, g, fused.Settings(m)) for g in fused.LEFT_TO_ENGINES] for m in ("auto", "1"))
     assert "the plain kernels" in auto[0] and all("no GPU of its kind" in why for why in auto[1:]) and not any(one)
@@ -325,7 +325,7 @@ def test_what_a_load_tells():
     assert lines[0].startswith("layers.0: <MoeLayer 64x48")
     assert lines[-1].endswith(f"{9 * experts.packed_bytes:,} bytes, 4.5 s")
     first = list(lines)
-    assert load() and lines == first  # a reload counts anew
+    assert load() and lines == first  # a reload starts the count again
     log.plan()  # of another model
     log.packed("other", experts, 0.5)
     assert lines[-1].startswith("other: <MoeLayer")
@@ -338,7 +338,7 @@ def test_a_load_says_once_why_activations_have_their_format():
     whys = ["bf16, because nothing is declared", "bf16, because nothing is declared", "fp8, because it is declared"]
     for _ in whys:
         log.plan()
-    for _ in range(2):  # and again of a reload
+    for _ in range(2):  # and again after a reload
         lines.clear()
         for number, why in enumerate(whys):
             log.packed(f"layers.{number}", experts, 0.5, why)

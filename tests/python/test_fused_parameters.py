@@ -1,4 +1,4 @@
-"""Fused parameters with biases, with rows of gate and up in turn, and without a gate, to the layer of the same experts apart."""
+"""Fused parameters with biases, interleaved gate and up, or no gate, against a layer of separate experts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ OAI = {"activation": "swiglu_oai", "swiglu_limit": 7.0}
 
 
 def in_turn(tensor):
-    """Rows [gate; up] as gate's and up's in turn."""
+    """Interleaves rows [gate; up] as gate's and up's alternately."""
     return torch.stack(tensor.chunk(2, 1), 2).flatten(1, 2)
 
 
 def apart(seed: int = 0, **options):
-    """The same experts with their matrices and biases apart."""
+    """The same experts with separate matrices and biases."""
     stacks = {name: tuple(map(torch.from_numpy, stack)) for name, stack in layers.weights(seed).items()}
     config = nv.MoeConfig(E, K, H, INNER, activation_format="bf16", **options)
     if config.activation == "relu2":
@@ -81,10 +81,10 @@ def test_experts_without_a_gate_have_one_matrix_in_w13():
 
 
 def test_biases_of_slices_count_once_where_one_rank_has_down_s():
-    """Two slices whose down biases are on the first rank alone: what they give is the sum of the whole layer's two halves."""
+    """Two slices, with down biases only on the first rank: their sum is the sum of the whole layer's two halves."""
     added = biases()
     given, batch = parameters(), inputs()
-    # Of one expert a token, so that a rank's result is one rounded row.
+    # One expert per token, so that a rank's result is one rounded row.
     batch = (batch[0], batch[1][:, :1].contiguous(), torch.ones(len(batch[0]), 1))
     total = torch.zeros(len(batch[0]), H)
     for rank, columns in enumerate((slice(0, 16), slice(16, INNER))):

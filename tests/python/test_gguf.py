@@ -1,4 +1,4 @@
-"""GGUF files written by the gguf package are loaded to the values that the gguf package says they hold."""
+"""GGUF files written by the gguf package load to the values that the gguf package decodes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_architecture(architecture, kind, fused, tmp_path, count):
 
 
 def test_every_code_under_every_scale(tmp_path, count):
-    """Each of the 16 codes at each place of a block, under each E4M3 scale that is one: 16 * 126 rows of one block."""
+    """Each of the 16 codes at each place of a block, under each legal E4M3 scale: 16 * 126 rows of one block."""
     model = Model()
     stored, kind = model.tensors["blk.0.ffn_gate_exps.weight"]
     blocks = stored.reshape(-1, 36)
@@ -66,7 +66,7 @@ def test_every_code_under_every_scale(tmp_path, count):
 
 
 def test_without_tensor_scales_they_are_one(tmp_path, count):
-    """As llama-quantize writes NVFP4."""
+    """llama-quantize writes NVFP4 without them."""
     model = Model(scales=False)
     path = model.write(tmp_path / "model.gguf")
     check(path, model, count, "no tensor scales")
@@ -77,7 +77,7 @@ def test_without_tensor_scales_they_are_one(tmp_path, count):
 
 @pytest.mark.parametrize("kind", FP4, ids=lambda kind: kind.name)
 def test_slices_are_parts_of_the_whole(kind, tmp_path, count):
-    """Of blocks of 64 and 32 elements, slices begin and end anywhere on 16."""
+    """Slices of blocks of 64 and 32 elements begin and end at any multiple of 16."""
     model = Model(kind=kind)
     path = model.write(tmp_path / "model.gguf")
     wrong = total = 0
@@ -111,7 +111,7 @@ def test_floats_are_quantized_as_quantize_does(kind, tmp_path):
     + [("glm4moe", Type.Q8_0), ("glm4moe", Type.BF16)],
 )
 def test_shared_experts(architecture, kind, tmp_path):
-    """One in another type is left to the host."""
+    """A shared expert of another type is left to the host."""
     model = Model(architecture, shared_kind=kind)
     path = model.write(tmp_path / "model.gguf")
     info = nv.inspect(path)
@@ -127,7 +127,7 @@ def test_shared_experts(architecture, kind, tmp_path):
 
 
 def test_splits(tmp_path, count):
-    """By the directory, and by the name of any part."""
+    """A split file is opened by the directory, or by the name of any part."""
     model = Model()
     model.write(tmp_path / "model.gguf", split_max_tensors=3)
     parts = sorted(tmp_path.iterdir())
@@ -146,7 +146,7 @@ def test_splits(tmp_path, count):
 
 
 def test_names_of_files(tmp_path, count):
-    """A first part without tensors; two files in one directory; a cache's name, a hash."""
+    """A first part without tensors, two files in one directory, a cache's name, a hash."""
     model = Model()
     model.write(tmp_path / "split.gguf", split_max_tensors=4, small_first_shard=True)
     check(tmp_path, model, count, "small first shard")
@@ -160,7 +160,7 @@ def test_names_of_files(tmp_path, count):
 
 
 def test_a_layer_runs_as_the_same_weights_do(tmp_path):
-    """The layer of the file against one of arrays that this test packed itself, from what the gguf package decodes."""
+    """The file's layer against one of arrays that this test packed from the values that the gguf package decodes."""
     model = Model()
     path = model.write(tmp_path / "model.gguf")
     rng = np.random.default_rng(5)
@@ -198,13 +198,13 @@ def test_the_packed_cache_knows_files_of_one_directory_apart(tmp_path):
             out = nv.MoeLayer.from_checkpoint(path, 0, cache_directory=cache).run(hidden, ids, weights)
             outputs[seed].append(np.array(out))
         written.append({entry.name: entry.stat().st_ino for entry in cache.glob("*.packed")})
-    assert len(written[0]) == 2 and written[0] == written[1]  # taken, not written again
+    assert len(written[0]) == 2 and written[0] == written[1]  # taken from the cache, not written again
     assert (outputs[1][0] == outputs[1][1]).all() and (outputs[2][0] == outputs[2][1]).all()
     assert (outputs[1][0] != outputs[2][0]).any()
 
 
 def test_experts_behind_a_latent_projection(tmp_path, count):
-    """Nemotron-3 Super: the experts have a width of their own, and the shared expert the model's."""
+    """Nemotron-3 Super: the experts have a width of their own, the shared expert has the model's."""
     model = Model("nemotron_h_moe", shared_kind=Type.NVFP4)
     model.fields |= {"embedding_length": 2 * HIDDEN, "moe_latent_size": HIDDEN}
     for name, shape in (("down", (HIDDEN, 2 * HIDDEN)), ("up", (2 * HIDDEN, HIDDEN))):
@@ -239,7 +239,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.name)
 def test_other_types_are_refused_by_name(kind, tmp_path):
-    """Every type of the gguf package has a size here: else the tensors behind it would lie elsewhere."""
+    """Every type of the gguf package has a size here. Without one, later tensors would be at wrong offsets."""
     model = Model()
     rng = np.random.default_rng(1)
     for p in PROJECTIONS:
@@ -282,7 +282,7 @@ def test_gpt_oss_has_biases(kind, tmp_path, count):
 
 
 def field(name, value=None):
-    """A field of the metadata changed, or left out."""
+    """Changes a field of the metadata, or leaves it out."""
 
     def change(model):
         model.fields[name] = value

@@ -1,5 +1,8 @@
-"""gpt-oss: its MoE as published (MXFP4, biases, gate and up in alternate rows), in floats and in GGUF, loaded as it is, against
-transformers' own experts in float64 on weights that transformers' own decoder gives."""
+"""gpt-oss: its MoE as published (MXFP4, biases, gate and up in alternate rows), in floats and in GGUF, loaded
+unchanged.
+
+transformers' own experts in float64, on weights from transformers' own decoder, are the oracle.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ PREFIX = "model.layers.0.mlp.experts."
 
 
 def stacks(seed: int) -> dict[str, torch.Tensor]:
-    """Tensors of the published names under `experts.`: sums of order 1 and biases of order 3, so that each bias counts and the
-    limit of 7 is reached by some."""
+    """Tensors of the published names under `experts.`. Sums are of order 1 and biases of order 3, so that each bias
+    counts and some values reach the limit of 7."""
     g = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, rows, cols in (("gate_up_proj", 2 * INTERMEDIATE, HIDDEN), ("down_proj", HIDDEN, INTERMEDIATE)):
@@ -55,7 +58,7 @@ def published(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def twin():
-    """transformers' experts in float64."""
+    """Runs transformers' experts in float64."""
     modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
     from transformers import GptOssConfig
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -115,7 +118,7 @@ def test_other_activations_agree_with_the_reference(published, batch, activation
 
 
 def test_the_bytes_of_each_expert(published):
-    """Row 2 i of gate_up_proj is gate's i, row 2 i + 1 up's, of codes and biases alike."""
+    """Row 2 i of gate_up_proj is gate's i, row 2 i + 1 up's, in codes and in biases."""
     loaded, tensors = nv.Checkpoint(str(published)), stacks(1)
     for e in (0, EXPERTS - 1):
         expert = loaded.expert(0, e)
@@ -140,7 +143,7 @@ def floats_of(twin) -> dict[str, torch.Tensor]:
 
 
 def test_floats_as_transformers_writes_them(twin, batch, tmp_path):
-    """(E, K, N), gate and up in alternate columns: quantized at load. Against the module on what was quantized."""
+    """(E, K, N), gate and up in alternate columns, quantized at load. The oracle has the quantized weights."""
     directory = write(tmp_path, floats_of(twin), quantization=None)
     loaded, rounded = nv.Checkpoint(str(directory)), copy.deepcopy(twin)
     with torch.no_grad():
@@ -149,7 +152,7 @@ def test_floats_as_transformers_writes_them(twin, batch, tmp_path):
             rounded.gate_up_proj[e][:, ::2], rounded.gate_up_proj[e][:, 1::2], rounded.down_proj[e] = gate, up, down
     out = nv.MoeLayer.from_checkpoint(directory, 0, **W4A16).run(*batch)
     assert relative_l2(out, expected_of(rounded, batch)) < LIMIT
-    assert relative_l2(out, expected_of(twin, batch)) < 0.2  # what quantizing costs, far from other weights
+    assert relative_l2(out, expected_of(twin, batch)) < 0.2  # the error of quantization, far below other weights'
 
 
 def test_biases_of_arrays(published, batch):
@@ -202,7 +205,7 @@ def test_quantize_refuses_it(twin, tmp_path):
 
 @pytest.mark.parametrize("published_form", [False, True])
 def test_transformers_loads_it(tmp_path, published_form):
-    """from_pretrained of floats and of MXFP4 as published, through the adapter: transformers' own experts judge each call."""
+    """from_pretrained of floats and of published MXFP4, through the adapter; transformers' own experts judge it."""
     pytest.importorskip("transformers")
     import model_judge as judge
     import nvfp4_moe.transformers as adapter

@@ -13,7 +13,7 @@ import pytest
 
 BUILD = Path(nv.__file__).resolve().parents[2]
 
-# Copies of a size that the compiler does not know into an array of one that it does: both kinds of check apply.
+# Copies of a length unknown to the compiler into an array of known length: both kinds of check apply.
 PROGRAM = """
 #include <cstdio>
 #include <cstring>

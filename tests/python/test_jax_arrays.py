@@ -1,4 +1,4 @@
-"""JAX arrays in and out, arrays that must not be written, and the framework and dtype of results (docs/how-to/python.md)."""
+"""JAX arrays in and out, read-only arrays, and the framework and dtype of results (docs/how-to/python.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tiny_batch() -> tuple[np.ndarray[Any, Any], ...]:
 
 
 class Lent:
-    """An array of a framework that NumPy does not know: DLPack alone, versioned, which says whether it may be written."""
+    """An array that NumPy does not know. It has only versioned DLPack, with a flag for read-only memory."""
 
     def __init__(self, array: np.ndarray[Any, Any], read_only: bool) -> None:
         self._array = array.view()

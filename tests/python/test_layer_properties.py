@@ -1,8 +1,8 @@
 """Layers through the Python surface against the oracle of the contract (moe_reference.py), every named choice.
 
 Random small layers on both host backends: the reference must give the oracle's bits, the cpu backend a value inside the
-interval that the bound of one GEMM element leaves. Then the judge is on trial: layers with one thing wrong, which have to
-fall outside.
+interval that the bound of one GEMM element leaves. Then the judge itself is tested: layers with one fault must be
+outside.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from layer_cases import Case, build, cases  # noqa: E402
 from moe_reference import Options, Weights  # noqa: E402
 
 ACCURACY = {"reference": oracle.EXACT, "cpu": oracle.CONTRACT}
-# The same examples everywhere, and the whole of one in the message: there is nothing to shrink but sizes.
+# The same examples everywhere, and the whole example in the message: only sizes could shrink.
 FIXED = dict(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def described(case: Case) -> dict:
-    """describe()["activation_scale"] as the contract has it: "dynamic_token", the number of all rows, None."""
+    """Returns the contract's describe()["activation_scale"]: "dynamic_token", the number of all rows, or None."""
     if case.options.activation_format not in ("nvfp4", "fp8"):
         how = None if case.options.activation_format == "bf16" else "dynamic_block"
         return {"hidden": how, "intermediate": how}
@@ -64,7 +64,7 @@ def expected(case: Case, backend: str) -> oracle.Output:
 
 
 def judge(case: Case, backend: str, want: oracle.Output) -> None:
-    """Every element of the layer is one that the contract allows."""
+    """Checks that the contract allows every element of the layer."""
     out = run(case, backend)
     assert out.dtype == layer_cases.DTYPES[want.dtype] and out.shape == case.hidden.shape
     wrong = oracle.outside(want, out)
@@ -104,7 +104,7 @@ def sweep(backend: str, examples: int, count) -> None:
 
     check()
     count(f"elements with more than one allowed value, {', '.join(names)}", elements - points, elements)
-    # Wide intervals would be no judge at all.
+    # Wide intervals would not test anything.
     assert points >= (0.999 if backend == "reference" else 0.9) * elements
 
 
@@ -119,7 +119,7 @@ def test_many_random_layers(backend, count):
     sweep(backend, 4000, count)
 
 
-# ---- the judge on trial ----
+# ---- tests of the judge ----
 
 PLAIN = dict(
     tokens=6, local=(0, 4), gains=(2.0, 1.0, 1.0), per_expert=True, same_gate_up_scale=False,
@@ -136,7 +136,7 @@ def layer(seed: int, choices: dict, **build_choices) -> Case:
 
 
 def matrix(name: str, part: int, change):
-    """One array of one matrix changed; part 0: codes, 1: scales, 2: tensor scales. change(array, an expert that is used)."""
+    """Changes an array of a matrix. part 0: codes, 1: scales, 2: tensor scales. change(array, id of a used expert)."""
 
     def plant(case: Case) -> Case:
         arrays = list(getattr(case.weights, name))
@@ -151,12 +151,12 @@ def options(**choices):
 
 
 def changed(**changes):
-    """Fields of the case, each by a function of the case."""
+    """Changes fields of the case, each by a function of the case."""
     return lambda case: case.changed(**{name: change(case) for name, change in changes.items()})
 
 
 def at(index, change):
-    """One element of an array; index: behind the expert's."""
+    """Changes one element of an array. index: the indices after the expert's."""
 
     def apply(array, used):
         where = (used, *index)
@@ -173,7 +173,7 @@ def plus_four(hidden):
 
 CLAMPED, STEP = (dict(activation=f"swiglu_{how}", swiglu_limit=1.5) for how in ("clamped", "step"))
 ONE_ON_INPUT = dict(router_weight="on_input", top_k=1)
-# name: (what the layer should be, what is wrong with the one that runs)
+# name: (the right layer, the fault of the one that runs)
 FAULTS = {
     "gate's tensor scale doubled": ({}, matrix("gate", 2, at((), lambda s: 2 * s))),
     "down's tensor scale doubled": ({}, matrix("down", 2, at((), lambda s: 2 * s))),
@@ -245,7 +245,7 @@ FAULTS = {
 BUILD = {"dtype", "ids", "local", "poison"}
 
 
-# Smaller than what the bound leaves to any other backend.
+# Smaller than the error that the bound allows any other backend.
 BIT_FAULTS = {"one ulp of a tensor scale"}
 
 
@@ -264,7 +264,7 @@ def test_a_fault_falls_outside(fault, backend):
 
 @pytest.mark.parametrize("backend", ACCURACY)
 def test_one_last_bit_falls_outside(backend):
-    """Wherever one value is allowed, its neighbours are not."""
+    """If one value is allowed, its neighbours are not."""
     for seed, dtype in enumerate(["bfloat16", "float16", "float32"]):
         case = layer(seed, {}, dtype=dtype)
         want, out = expected(case, backend), run(case, backend)

@@ -1,5 +1,7 @@
-"""Llama-4's MoE: a checkpoint of it, loaded as it is, against transformers' own module in float64, and the product of
-hidden and router weight against torch's."""
+"""Llama-4's MoE: a checkpoint of it, loaded unchanged, against transformers' own module in float64.
+
+Also the product of hidden and router weight, against torch's.
+"""
 
 from __future__ import annotations
 

@@ -32,14 +32,14 @@ def exchange() -> nv.Exchange:
 
 
 class Marker:
-    """Something whose end can be seen."""
+    """An object whose destruction can be observed."""
 
 
 @pytest.mark.parametrize(("make", "expected"), [(layer, True), (exchange, True), (Marker, False)])
 def test_others_run_while_it_ends(make: Callable[[], object], expected: bool) -> None:
     first, last = Marker(), Marker()
     first_to_go, last_to_go = weakref.ref(first), weakref.ref(last)
-    # list.clear() begins at the end. The tuples are time, in which the other thread asks for the lock.
+    # list.clear() begins at the end. Destroying the tuples takes time, in which the other thread requests the lock.
     several = [last]
     for _ in range(8):
         several += [make(), [(i,) for i in range(100_000)]]

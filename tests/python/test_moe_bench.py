@@ -1,4 +1,4 @@
-"""bench/moe_bench without a GPU: draws, floors, the reference, records, and what docs and README show of them."""
+"""bench/moe_bench without a GPU: draws, floors, the reference, records, and their tables in docs and README."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_without_a_gpu_the_command_says_so(monkeypatch, capsys):
     assert "expected a CUDA GPU" in capsys.readouterr().err
 
 
-# ---- records, and what is shown of them
+# ---- records, and the pages made from them
 
 
 def made_record(path, times):

@@ -1,5 +1,8 @@
-"""transformers' mixture-of-experts classes: docs/moe-classes.json says of each what becomes of it, the table of
-docs/reference/checkpoints.md is made of that record, and every row is judged anew (a handful in the quick tier)."""
+"""transformers' mixture-of-experts classes: docs/moe-classes.json records the result of each.
+
+The table of docs/reference/checkpoints.md is made from that record, and every row is judged again (a handful in the
+quick tier).
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def test_every_verdict_is_what_it_was(classes, model_type, tmp_path):
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    """A layer of a class with everything that its judgement takes: experts, twin, batch, the layer's output."""
+    """A layer of a class with all inputs of its judgement: experts, twin, batch, the layer's output."""
     one = next(found for found in moe_classes.model_classes() if found.model_type == "qwen3_moe")
     model = moe_classes.tiny_model(one).to(torch.bfloat16)
     directory = tmp_path_factory.mktemp("judged")
@@ -65,7 +68,7 @@ def judged(tmp_path_factory):
 
 
 def test_the_judge_allows_the_layer_and_little_else(judged):
-    """The bound is a few roundings of h wide: an output whose h was never rounded is within it, a row one percent larger is not."""
+    """The bound is a few roundings of h wide: it allows h without rounding, but not a row one percent larger."""
     _, twin, batch, out, _ = judged
     own.check_output(out, twin, batch, "as it is")
     own.check_output(own.call(twin, batch), twin, batch, "float64")

@@ -1,5 +1,7 @@
-"""The oracle of the layer tests on trial: its roundings against torch, ml_dtypes and exact fractions, its layers against
-the committed ones (tests/vectors/make_layer_vectors.py, written apart from it)."""
+"""Tests of the oracle of the layer tests: its roundings against torch, ml_dtypes and exact fractions, and its layers.
+
+The layers are compared with the committed ones (tests/vectors/make_layer_vectors.py, written independently of it).
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def test_committed_layers(name, accuracy):
     assert not oracle.outside(out, tensors[f"out.{name}"]).any()
     points = float((out.lo == out.hi).double().mean())
     # A wide interval would judge nothing: even under the contract's bound nearly every element has one allowed value.
-    # Under int8_block an element that may round to either of two bf16 numbers opens its whole block if it is the largest.
+    # Under int8_block an element that may round to either of two bf16 numbers opens its whole block if it is the
+    # largest.
     least = 0.8 if "w4a8" in name else 0.9
     assert points == 1.0 if accuracy == "EXACT" else points > least
 
@@ -103,7 +106,7 @@ def nearest(exact: Fraction, bits: int) -> float:
 
 
 def test_a_product_or_sum_of_more_than_53_bits_is_rounded_once():
-    """Beside a tie of fp32 by less than float64 can hold: float64 alone would round twice."""
+    """The product is closer to a tie of fp32 than float64 can hold: plain float64 would round twice."""
     rng = np.random.default_rng(5)
     a = rng.integers(2**23, 2**24, 400).astype(np.float64)
     b = np.round((2.0**23 + 0.5) * 2.0**29 / a * 2.0**23)  # the product is next to an odd multiple of half an ulp

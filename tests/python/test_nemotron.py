@@ -1,6 +1,8 @@
-"""Nemotron-H: experts of two matrices (relu2, no gate), of the model's width or behind a latent projection, in floats, NVFP4 and
-ModelOpt's mixed precision, against transformers' own block in float64 on the weights that the files hold, at equal router
-decisions. Whole models of both kinds: test_transformers_models.py, test_transformers_enable.py."""
+"""Nemotron-H: experts of two matrices (relu2, no gate), of the model's width or after a latent projection.
+
+In floats, NVFP4 and ModelOpt's mixed precision, against transformers' own block in float64 on the weights of the files,
+at equal router decisions. Whole models of both kinds: test_transformers_models.py, test_transformers_enable.py.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def fields(latent: int | None) -> dict:
 
 
 def make_block(latent: int | None):
-    """transformers' block in float64, of weights that bf16 holds."""
+    """transformers' block in float64, with weights that bf16 holds."""
     torch.manual_seed(11)
     config = NemotronHConfig(**fields(latent), layers_block_type=["linear_attention", "moe"])
     block = modeling.NemotronHMoE(config).double()
@@ -48,7 +50,7 @@ def make_block(latent: int | None):
 
 
 def files_of(block) -> dict[str, torch.Tensor]:
-    """The block's tensors under the published names, experts apart."""
+    """The block's tensors under the published names, one per expert."""
     tensors = {"backbone.layers.0.mixer.in_proj.weight": torch.randn(16, HIDDEN).bfloat16()}
     for name, parameter in (*block.named_parameters(), *block.named_buffers()):
         wide = name.endswith("e_score_correction_bias")
@@ -104,7 +106,7 @@ def hidden():
 
 @pytest.fixture(scope="module")
 def batch(made, hidden):
-    """What the routed experts get (T, their width), and the router's decisions, of transformers' own modules."""
+    """The inputs of the routed experts (T, their width), and the router's decisions, from transformers' own modules."""
     block = made[1]
     with torch.no_grad():
         _, weights, ids = block.gate(hidden)
@@ -118,7 +120,7 @@ def test_quantized_experts_compute_what_transformers_does(made, hidden, batch, b
     config = layer.config
     assert (config.activation, config.swiglu_limit, config.router_weight) == ("relu2", None, "after_down")
     assert (config.hidden_size, config.intermediate_size) == (latent or HIDDEN, INTERMEDIATE)
-    assert config.shared_intermediate_size == 0  # in floats beside NVFP4, or of another width: the caller's
+    assert config.shared_intermediate_size == 0  # a shared expert in floats, or of another width, stays with the caller
     twin = twin_of(block, directory)
     x, ids, weights = batch
     with torch.no_grad():
@@ -128,7 +130,7 @@ def test_quantized_experts_compute_what_transformers_does(made, hidden, batch, b
         # The whole block: the host projects, and adds the shared expert.
         whole = twin.fc2_latent_proj(out.double()) + twin.shared_experts(hidden)
         assert relative_l2(whole, twin(hidden)) < LIMIT
-    # Another expert's matrix, or relu in the place of its square, is far beyond the limit.
+    # Another expert's matrix, or relu instead of its square, is far beyond the limit.
     matrices = layer.expert(1)["up"], layer.expert(0)["down"]
     layer.replace_expert(0, None, *((m["codes"], m["scales"], m["tensor_scale"]) for m in matrices))
     assert relative_l2(layer.run(*batch), expected) > 3 * LIMIT
@@ -146,7 +148,7 @@ def test_other_activations_agree_with_the_contract(made, batch, activation_forma
         layer = nv.MoeLayer.from_checkpoint(directory, 1, backend=backend, activation_format=activation_format)
         want = oracle.forward(options, matrices, x, *batch[1:], accuracy=accuracy)
         assert not oracle.outside(want, layer.run(x, *batch[1:])).any()
-        assert float((want.lo == want.hi).double().mean()) > 0.75  # wide intervals would be no judge
+        assert float((want.lo == want.hi).double().mean()) > 0.75  # wide intervals would not test anything
 
 
 def test_floats_load_with_the_shared_expert_where_it_has_their_width(made, hidden, batch):
@@ -194,7 +196,8 @@ def test_slices_the_packed_cache_and_inspect(made, batch, tmp_path):
 
 
 def mixed(directory, into, latent, algo: str = "NVFP4"):
-    """As ModelOpt exports Nemotron-3: the routed experts in NVFP4, Mamba's projections and the shared expert in FP8."""
+    """Rewrites a checkpoint as ModelOpt exports Nemotron-3: the routed experts in NVFP4, Mamba's projections and the
+    shared expert in FP8."""
     tensors, layers = {}, {}
     for key, tensor in raw(directory).items():
         stem = key.removesuffix(".weight")

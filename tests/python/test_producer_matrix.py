@@ -1,6 +1,8 @@
-"""ModelOpt's and llm-compressor's exports of transformers' mixture-of-experts classes: docs/producers.json says what becomes of each
-here, and the second tier exports and judges them anew. llm-compressor needs an environment of its own, whose interpreter is named by
-NVFP4_MOE_LLM_COMPRESSOR (tools/check/producer_exports.py)."""
+"""ModelOpt's and llm-compressor's exports of transformers' mixture-of-experts classes.
+
+docs/producers.json records the result of each; the second tier exports and judges them again. llm-compressor needs an
+environment of its own, whose interpreter NVFP4_MOE_LLM_COMPRESSOR names (tools/check/producer_exports.py).
+"""
 
 from __future__ import annotations
 

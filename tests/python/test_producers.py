@@ -1,7 +1,8 @@
-"""Checkpoints written by nvidia-modelopt's and compressed-tensors' own export code load, decode to the producers' own
-values, and verify; one that quantize writes is read back to the same values by the producers' own readers. The exports run
-here, from transformers models with random weights (tests/vectors/make_checkpoint_vectors.py); the Qwen3-MoE ones are also
-committed under tests/vectors, for hosts without the producers.
+"""Checkpoints written by nvidia-modelopt's and compressed-tensors' own export code load, decode and verify.
+
+They decode to the producers' own values, and the producers' own readers read the same values from one that quantize
+writes. The exports run here, from transformers models with random weights (tests/vectors/make_checkpoint_vectors.py).
+The Qwen3-MoE ones are also committed under tests/vectors, for hosts without the producers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from checkpoints import experts, raw, same_values
 VECTORS = Path(__file__).resolve().parents[2] / "tests" / "vectors"
 PRODUCERS = ("modelopt", "compressed_tensors")
 FAMILIES = ("qwen3_moe", "mixtral", "deepseek_v3")
-NAMES = {"qwen3_moe": "qwen"}  # family in nvfp4_moe's words, where it differs
+NAMES = {"qwen3_moe": "qwen"}  # the family's name in nvfp4_moe, if it differs
 CASES = [(family, producer) for family in FAMILIES for producer in PRODUCERS]
 PARTS = ("gate", "up", "down")
 WRITTEN = "written"  # by quantize, from the Qwen3-MoE model
@@ -63,7 +64,7 @@ def test_committed_checkpoints_are_what_the_producers_write(made, producer):
 
 @pytest.mark.parametrize("producer", PRODUCERS)
 def test_committed_checkpoints_load(producer):
-    """Needs none of the producers: the committed bytes alone."""
+    """Needs no producer, only the committed bytes."""
     check_inspect(VECTORS / f"{producer}_qwen3_moe", "qwen3_moe", producer)
     for expert, _, _ in experts(VECTORS / f"{producer}_qwen3_moe"):
         for part in PARTS:
@@ -94,7 +95,7 @@ def test_loads_without_errors(made, family, producer):
 
 @pytest.mark.parametrize("family", [*FAMILIES, WRITTEN])
 def test_decoded_weights_are_modelopts(checkpoint_of, family):
-    """NVFP4QTensor.dequantize in double, where nothing rounds, rounded once to float32."""
+    """NVFP4QTensor.dequantize in double, which rounds nothing, then one rounding to float32."""
     import torch
     from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
@@ -121,8 +122,8 @@ def test_decoded_weights_are_modelopts(checkpoint_of, family):
 
 @pytest.mark.parametrize("family", [*FAMILIES, WRITTEN])
 def test_decoded_weights_are_compressed_tensors(checkpoint_of, family, count):
-    """Its files hold G, the reciprocal; a reader multiplies with s = float32(1/G). Its own dequantize with v*s for scale
-    gives our bits; with v/G, as its decompress has it, the two differ by the roundings of 1/G and v/G only."""
+    """Its files hold G, the reciprocal; a reader multiplies with s = float32(1/G). Its own dequantize with v*s as the
+    scale gives our bits. With v/G, as in its decompress, the two differ only by the roundings of 1/G and v/G."""
     import torch
     from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
@@ -150,7 +151,7 @@ def test_decoded_weights_are_compressed_tensors(checkpoint_of, family, count):
             single = dequantize(
                 values.float(), scales.float(), None, scheme.weights, dtype=torch.float32, global_scale=g
             )
-            # Ours rounds 1/G and the product, theirs v/G and the product: four roundings of 2^-24 apart at most.
+            # Ours rounds 1/G and the product, theirs v/G and the product: at most four roundings of 2^-24 apart.
             assert ((ours - single).abs() <= 4 * 2.0**-24 * ours.abs() * (1 + 2.0**-20)).all()
             differing, total = differing + int((ours != single).sum()), total + ours.numel()
             check_bf16(NVFP4PackedCompressor.decompress(state, scheme)["weight"], ours)
@@ -183,8 +184,8 @@ def check_input_scales(expert, tensors, layer, suffix, to_scale) -> None:
 
 @pytest.mark.parametrize(("family", "producer"), CASES)
 def test_verify_passes(made, tool, family, producer):
-    """verify: packed weights against the file's bytes, kernels against the reference, and against the original, whose
-    every weight lies within half a step of its block."""
+    """verify compares packed weights with the file's bytes, kernels with the reference, and weights with the original,
+    which may differ by half a step of the block."""
     directory = made(family)
     for against in ((), ("--against", directory / "original")):
         result = tool("verify", directory / producer, *against, "--tokens", "8")
@@ -198,12 +199,12 @@ def test_verify_passes_on_the_committed_checkpoints(tool, producer):
     json.loads(result.stdout)
 
 
-# ---- what quantize writes
+# ---- output of quantize
 
 
 @pytest.mark.parametrize("producer", PRODUCERS)
 def test_codes_are_the_quantizers(written, producer):
-    """gate and up share the tensor scale of the larger amax; codes and scales are quantize's, of the original weights."""
+    """gate and up share the larger amax's tensor scale. Codes and scales are quantize's for the original weights."""
     original, directories = written
     weights = raw(original)
     for expert, _, _ in experts(directories[producer]):
@@ -247,11 +248,11 @@ def test_modelopts_two_declarations_agree(written):
     directory = written[1]["modelopt"]
     nested = json.loads((directory / "hf_quant_config.json").read_text())
     flat = json.loads((directory / "config.json").read_text())["quantization_config"]
-    assert convert_hf_quant_config_format(nested) == flat  # ModelOpt's own way from the one to the other
+    assert convert_hf_quant_config_format(nested) == flat  # ModelOpt's own conversion from one to the other
 
 
 def test_compressed_tensors_loads_it_as_a_compressed_model(written):
-    """Its lifecycle: config applied to a model with nn.Linear experts, compressed parameters loaded by name,
+    """Its lifecycle: apply the config to a model with nn.Linear experts, load compressed parameters by name, then
     ModelCompressor.decompress_model."""
     import make_checkpoint_vectors as vectors
     import torch
@@ -272,7 +273,7 @@ def test_compressed_tensors_loads_it_as_a_compressed_model(written):
         compressor = ModelCompressor(quantization_config=config)
         compressor.compress_model(model)  # gives the modules the parameters that a compressed checkpoint holds
         state = model.state_dict()
-        assert set(state) == set(tensors)  # `ignore` leaves out exactly what was copied
+        assert set(state) == set(tensors)  # `ignore` lists exactly the copied modules
         for name, parameter in state.items():
             assert parameter.dtype == tensors[name].dtype and parameter.shape == tensors[name].shape, name
         model.load_state_dict(tensors)
@@ -307,7 +308,7 @@ def test_their_converter_gives_what_we_write(written, tmp_path):
         if tensor.dtype == torch.float8_e4m3fn:
             flat = tuple(part.view(torch.uint8) for part in flat)
         assert torch.equal(*flat), name
-    # And what their converter wrote loads here.
+    # Checkpoints written by their converter load here too.
     converted = nv.inspect(tmp_path / "converted")
     assert [f["text"] for f in converted["findings"] if f["severity"] == "error"] == []
     for expert, layer, e in experts(directories["compressed_tensors"]):

@@ -1,5 +1,8 @@
-"""quantize and dequantize against the producers' own: torchao, ModelOpt, compressed-tensors. Every difference must be one that
-the formats allow (judge.py). The second tier goes over many seeds and odd shapes, about a million elements for each."""
+"""quantize and dequantize against the producers' own: torchao, ModelOpt, compressed-tensors.
+
+Every difference must be one that the formats allow (judge.py). The second tier goes over many seeds and odd shapes,
+about a million elements for each.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,12 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 class Oracle(NamedTuple):
-    """tensor_scale: what it takes for x. quantize(x, s): codes and scales. roundings: of its scale and its code, in float32,
-    against s exactly. guard: where its smallest scale acts, and the samples in which it does."""
+    """A producer's quantizer.
+
+    tensor_scale: its tensor scale for x. quantize(x, s): codes and scales. roundings: the float32 roundings of its
+    scale and its code, compared with exact s. guard: the blocks in which its smallest scale acts. guarded: the samples
+    with such blocks.
+    """
 
     tensor_scale: Callable[[np.ndarray], float]
     quantize: Callable[[np.ndarray, float], Arrays]
@@ -49,7 +56,8 @@ def torchao() -> Oracle:
     )
 
 
-# ---- ModelOpt. scale: 6*s, amax/; code: v*s, x/. Blocks of zeros carry 1.0 (0x38); what would round to 0 is 2^-9 (0x01).
+# ---- ModelOpt. scale: 6*s, amax/; code: v*s, x/. Blocks of zeros carry 1.0 (0x38); a scale that would round to 0 is
+# 2^-9 (0x01).
 
 
 def modelopt_tensor(x: np.ndarray, s: Any) -> tuple[Any, Any]:
@@ -70,8 +78,8 @@ def modelopt() -> Oracle:
     return Oracle(lambda x: float(qtensor.get_weights_scaling_factor_2(torch.from_numpy(x))), quantize, (2, 2), guard)
 
 
-# ---- compressed-tensors. Against s = 1/G: scale: amax/6, G*; code: v/G, x/. Our tensor scale is the float32 next to 1/G, one
-# rounding more on both quotients. A scale that rounds to 0 becomes 0.125 (0x20).
+# ---- compressed-tensors. Against s = 1/G: scale: amax/6, G*; code: v/G, x/. Our tensor scale is the float32 next to
+# 1/G, one rounding more on both quotients. A scale that rounds to 0 becomes 0.125 (0x20).
 
 
 def scheme() -> Any:
@@ -80,7 +88,7 @@ def scheme() -> Any:
 
 
 def compressed(x: Any) -> tuple[np.ndarray, np.ndarray, Any]:
-    """As its compressor does: (codes, scales, G)."""
+    """Compresses x as its compressor does, to (codes, scales, G)."""
     weights = scheme()
     from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
     from compressed_tensors.quantization.lifecycle.forward import quantize
@@ -122,7 +130,7 @@ def compare(oracle: Oracle, x: np.ndarray, s: float, roundings: tuple[int, int] 
 def test_quantize(maker, name, count):
     oracle, x = ORACLES[maker](), SAMPLES[name]
     s = oracle.tensor_scale(x)
-    if maker != "compressed-tensors":  # whose G has two roundings, where 2688/amax would have one
+    if maker != "compressed-tensors":  # its G has two roundings, 2688/amax has one
         assert nv.quantize(x)[2] == s
     counts = compare(oracle, x, s)
     judge.report(count, f"{maker}, {name}", counts)
@@ -153,8 +161,8 @@ def test_quantize_with_a_power_of_two_scale(name, count):
 
 
 def test_compressed_tensors_block_scales_of_a_bf16_tensor(count):
-    """calculate_qparams divides amax by 6 in the tensor's dtype: in bfloat16 a rounding of 2^-8, which moves bytes. Our
-    quotient is exact; each differing byte lies within that rounding of a threshold."""
+    """calculate_qparams divides amax by 6 in the tensor's dtype. In bfloat16 that is a rounding of 2^-8, which moves
+    bytes. Our quotient is exact. Each differing byte is within that rounding of a threshold."""
     x = SAMPLES["normal bf16"]
     _, scales, g = compressed(torch.from_numpy(x).to(torch.bfloat16))
     s = scale_of(g)
@@ -190,8 +198,8 @@ def within(ours: Any, theirs: Any, roundings: int) -> bool:
 
 
 def test_dequantize_as_torchao():
-    """With a power of two every product is exact, so that the order of multiplication cannot show. Else torchao rounds
-    e4m3 * s, then times the code: two roundings of 2^-24 each; ours rounds once."""
+    """With a power of two every product is exact, so the order of multiplication cannot matter. Otherwise torchao
+    rounds e4m3 * s and then the product with the code: two roundings of 2^-24 each; ours rounds once."""
     module = pytest.importorskip("torchao.prototype.mx_formats.nvfp4_tensor")
     s = torch.tensor(2.0**-15)
     tensor = module.NVFP4Tensor.to_nvfp4(torch.from_numpy(SAMPLES["normal bf16"]), per_tensor_scale=s)
@@ -206,8 +214,8 @@ def test_dequantize_as_torchao():
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("power", [None, -12])
 def test_dequantize_as_modelopt(name, power, count):
-    """It rounds scale * s and then times the code; in double nothing rounds, and one rounding to float32 gives our bits. In
-    float32 it gives our bits wherever scale * s is exact, so always for a power of two."""
+    """It rounds scale * s and then the product with the code. In double nothing rounds, and one rounding to float32
+    gives our bits. In float32 it gives our bits if scale * s is exact, so always for a power of two."""
     x = SAMPLES[name]
     s = torch.tensor(modelopt().tensor_scale(x) if power is None else 2.0**power)
     tensor, scales = modelopt_tensor(x, s)

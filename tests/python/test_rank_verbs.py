@@ -53,7 +53,8 @@ def test_a_layer_is_timed() -> None:
     assert all(float(line.split()[1]) > 0 for line in lines[-2:]), done.stdout
 
 
-# A thread of gloo that frees a tensor while Python ends aborts the process, about once in a hundred ends on a busy machine.
+# If one of gloo's threads frees a tensor while Python ends, the process aborts: about once in a hundred ends on a busy
+# machine.
 CLOSED = r"""
 import glob, sys
 from nvfp4_moe import _ranks, verify

@@ -18,7 +18,7 @@ def record(name):
 
 
 def tables(page, header):
-    """The rows of every table of a page whose header begins with `header`, as lists of cells."""
+    """Returns the rows of every table of a page whose header begins with `header`, as lists of cells."""
     lines = (ROOT / "docs" / page).read_text().splitlines()
     found = []
     for number, line in enumerate(lines):
@@ -33,7 +33,7 @@ def tables(page, header):
 
 
 def check(cell, *values):
-    """Every number of a cell, in order, is one of `values`, rounded to the digits that are shown."""
+    """Checks that every number of a cell, in order, is one of `values`, rounded to the digits shown."""
     shown = re.findall(r"[-+]?\d+(?:\.\d+)?", cell.replace(" to ", " "))
     assert len(shown) == len(values), (cell, values)
     for text, value in zip(shown, values, strict=True):
@@ -45,7 +45,7 @@ def check(cell, *values):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "bench/results").iterdir()), ids=lambda path: path.stem)
 def test_a_record_is_current_and_claimed(path):
-    """A row on a line, its commit in its name, and a page (not only a log) that takes a figure from it."""
+    """A record has one row per line and its commit in its name, and a page (not only a log) takes a figure from it."""
     text = path.read_text()
     assert text == records.text(json.loads(text))
     commit = re.fullmatch(r"[a-z0-9-]+-([0-9a-f]{7})\.json", path.name)[1]
@@ -95,7 +95,7 @@ FORMATS = {"W4A4": "nvfp4", "W4A16": "bf16", "W4A8": "int8_block"}
 
 @pytest.mark.parametrize("name", ["cpu-layers-2-cores-a749783", "cpu-layers-16-threads-4dd05ff"])
 def test_layers_on_cpus(name):
-    """The gigabytes and shares of one token, GFLOP/s from 64 tokens on."""
+    """Gigabytes and shares for one token, GFLOP/s from 64 tokens on."""
     timings = {
         (layer["layer"][-1], row["activation_format"], row["tokens"]): row
         for layer in record(name)["sets"]["layers"]
@@ -193,7 +193,7 @@ def test_transformers_speed():
             check(ratio, b / a if kind == "time" else a / b)
 
 
-# ---- docs/benchmarks.md and docs/explanation/numerics.md: whole tables, and what the pages say of them
+# ---- docs/benchmarks.md and docs/explanation/numerics.md: whole tables, and the sentences about them
 
 
 @pytest.mark.parametrize(

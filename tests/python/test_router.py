@@ -1,5 +1,4 @@
-"""select_experts against a plain loop over Python's floats: ties, infinities, NaN, groups, hash tables, arrays of every
-kind, and what is refused."""
+"""select_experts against a loop over Python's floats: ties, Inf, NaN, groups, hash tables, arrays, refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 
 def chosen_by_loop(config: nv.RouterConfig, x: list[float], bias: list[float] | None) -> list[int]:
-    """Ids by the words of the contract, in float64: for scores whose ties are exact."""
+    """Selects ids as the contract defines them, in float64: for scores whose ties are exact."""
 
     def key(value: float) -> tuple[bool, float]:
         return (not math.isnan(value), 0.0 if math.isnan(value) else value)
@@ -238,7 +237,7 @@ def test_calls_that_are_refused() -> None:
         nv.select_experts(shared, config, out=(ids.numpy(), weights_there))
 
 
-# ---- a layer that selects for itself
+# ---- a layer that selects experts itself
 
 
 def tiny_layer(activation_format: str) -> nv.MoeLayer:

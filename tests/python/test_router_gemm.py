@@ -19,7 +19,8 @@ def problem(tokens: int, experts: int, size: int, seed: int = 0):
 def test_lies_within_the_bound_of_its_additions(size: int) -> None:
     hidden, weight = problem(5, 33, size)
     exact = hidden.double() @ weight.double().T
-    # Additions that a product goes through (docs/explanation/numerics.md, section 12), and 1 % for what is not of first order.
+    # The number of additions that a product goes through (docs/explanation/numerics.md, section 12), and 1 % for terms
+    # that are not of first order.
     additions = (size + 1023) // 1024 - 1 + 10
     bound = 1.01 * additions * 2.0**-24 * (hidden.double().abs() @ weight.double().abs().T)
     wide = nv.router_gemm(hidden, weight, logits_dtype="float32")

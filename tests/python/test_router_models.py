@@ -153,7 +153,7 @@ def test_against_transformers(name: str, dtype) -> None:
         order = masked.topk(k + 1, dim=-1).values
         clear = ~unclear & (order[:, k - 1] - order[:, k] > 2 * error.amax(-1))
         assert torch.equal(ids[clear].long().sort(-1).values, oracle_ids[clear].sort(-1).values)
-        # Elsewhere it is a tie: what was chosen is within the error of what could have been.
+        # The others are ties: the chosen score is within the error of the best possible one.
         chosen = scores.gather(1, ids.long())
         floor = order[:, k - 1 : k] - 2 * error.amax(-1, keepdim=True)
         assert (chosen >= floor)[~unclear].all()

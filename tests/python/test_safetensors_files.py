@@ -1,6 +1,6 @@
-"""The safetensors package as the other side: its files read and written again here, and read back there.
+"""The safetensors package as the other side: it reads files and writes them again here, and the copies are read back.
 
-The copies are made by safetensors_copy, a small program of the C++ tests, found beside the command line of the build.
+The copies are made by safetensors_copy, a small program of the C++ tests, found next to the command line of the build.
 """
 
 from __future__ import annotations

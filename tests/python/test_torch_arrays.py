@@ -51,7 +51,7 @@ def test_layouts_dtypes_and_scales_of_torch():
 
 
 def lazily_negated(torch, x):
-    """Tensors of x's numbers whose memory holds -x: a strided one as conj().imag makes it, and a contiguous one."""
+    """Returns x as tensors whose memory holds -x: a strided one, by conj().imag, and a contiguous one."""
     strided = torch.complex(torch.zeros_like(x), -x).conj().imag
     contiguous = torch.view_as_real(torch._neg_view(torch.view_as_complex(-x.reshape(-1, 2)))).reshape(x.shape)
     for tensor in (strided, contiguous):

@@ -137,9 +137,9 @@ def test_a_process_that_is_gone_is_named_by_all_others(tmp_path, what, timeout):
     for rank in (0, 2):
         assert messages[rank] is not None and messages[rank].startswith("IoError: exchange: "), messages
         assert "no word from rank 1" in messages[rank], messages
-        if what == "killed":  # by polling its process, whatever gloo reports
+        if what == "killed":  # detected by polling its process, independently of gloo's report
             assert "exchange: expected rank 1, got none: it has left" in messages[rank], messages
     assert took < timeout + 40
-    if what == "stopped":  # after all had waited for rank 1 to open, which took longer; a run does not
+    if what == "stopped":  # all had waited for rank 1 to open, which took longer than the timeout; a run does not
         assert sorted(path.name for path in tmp_path.glob("opened by *")) == [f"opened by {rank}" for rank in range(3)]
         assert any(f" {timeout * 1000}ms " in message for message in (messages[0], messages[2])), messages

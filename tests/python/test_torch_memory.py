@@ -22,7 +22,7 @@ def test_kept_memory_is_asked_for_outside_the_callers_thread(monkeypatch: pytest
     monkeypatch.setattr(_torch_memory, "captured", captured)
     assert _torch_memory.kept(300, 1, 0x1000).shape == (300,)
     assert asked[0][:3] == (300, 1, 0x1000) and asked[0][3] != threading.get_ident()
-    # At the interpreter's end, when no thread can be started, the caller's has to do.
+    # At the interpreter's end no thread can be started, so the caller's thread must do.
     monkeypatch.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't start")))
     assert _torch_memory.kept(10, 0, 0).shape == (10,) and asked[1][3] == threading.get_ident()
 

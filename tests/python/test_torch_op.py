@@ -98,7 +98,7 @@ def test_the_router_op_gives_what_the_function_gives():
     assert by_hash[:4].tolist() == [[0, 1], [2, 3], [-1, -1], [-1, -1]]
 
 
-# ---- torch's own judgement
+# ---- torch's own checks
 
 
 def overloads_of(packet) -> list:
@@ -145,7 +145,7 @@ def test_opcheck(layer, linear):
 
 
 def test_no_compiler_puts_an_out_form_in_the_default_s_place():
-    """Torch 2.13's fails on symbolic token counts when it does."""
+    """If it does, Torch 2.13's fails on symbolic token counts."""
     out_variant = pytest.importorskip("torch._library._out_variant")
     for packet in (op.moe_layer, op.linear, op.router_gemm, op.select_experts):
         assert out_variant.to_out_variant(packet.default) is None
@@ -249,7 +249,7 @@ def test_a_stack_of_layers_is_one_graph():
 
 @pytest.mark.long
 def test_inductor_compiles_layers_and_routers(layer):
-    # Inductor may keep fp32 where eager rounds to bf16; in fp32 there is nothing to keep.
+    # Inductor may keep fp32 when eager code rounds to bf16. Inputs in fp32 have no such rounding.
     x = inputs(5, torch.float32)
     assert torch.equal(torch.compile(block_out, fullgraph=True)(*x, layer.handle), block_out(*x, layer.handle))
     compiled = torch.compile(routed_block, fullgraph=True, dynamic=True)
@@ -263,7 +263,7 @@ def test_fake_tensors_run_nothing(layer):
 
     with FakeTensorMode() as mode:
         x = [mode.from_tensor(tensor) for tensor in inputs(5)]
-        out = op.moe_layer(*x, 123456789)  # no such layer: nobody asks
+        out = op.moe_layer(*x, 123456789)  # no such layer, and it is not looked up
         assert out.shape == x[0].shape and out.dtype == x[0].dtype
 
 
@@ -303,11 +303,11 @@ def test_torch_tensors_are_judged_as_torch_calls_them(layer):
         assert torch.equal(layer.run(parameter, ids, router_weights), layer.run(parameter.data, ids, router_weights))
 
 
-# ---- what a call costs beside the layer's own work
+# ---- the cost of a call in addition to the layer's own work
 
 
 def median_us(call, repeats: int = 3000) -> float:
-    """The least of five medians: the machine's, not its other users'."""
+    """The least of five medians, which other users of the machine disturb least."""
     medians = []
     for _ in range(5):
         times = []
@@ -320,7 +320,7 @@ def median_us(call, repeats: int = 3000) -> float:
 
 
 def test_a_call_costs_little(layer, record_property):
-    """A batch of no tokens: the C++ run returns after its checks, so that all the time is the call's."""
+    """A batch of no tokens: the C++ run returns after its checks, so the time is only that of the call."""
     x = inputs(0)
     out = torch.empty_like(x[0])
     moe_layer, moe_gemm_out, handle = op.moe_layer.default, op.moe_layer.out, layer.handle

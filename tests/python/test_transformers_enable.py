@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def quantized(weights):
-    """oracle matrices (codes, scales, tensor scale) of float weights (E, rows, K), by the library's quantizer of weights."""
+    """oracle matrices (codes, scales, tensor scale) of float weights (E, rows, K), by the library's quantizer."""
     parts = [nv.quantize(weight.float()) for weight in weights]
     codes, scales = (torch.stack([part[index] for part in parts]) for index in (0, 1))
     return codes, scales, torch.tensor([part[2] for part in parts], dtype=torch.float32)
@@ -34,7 +34,7 @@ ACTIVATIONS = {"deepseek_v4": "swiglu_clamped", "nemotron_h": "relu2", "nemotron
 
 @pytest.mark.parametrize("kind", tiny.MODELS)
 def test_every_class_at_equal_router_decisions(kind):
-    """float32, in which all of these classes run."""
+    """in float32, in which all of these classes run"""
     model, twin = fresh(kind, torch.float32), fresh(kind, torch.float32)
     stacks = {}
     for name, module in model.named_modules():
@@ -63,7 +63,7 @@ def test_what_it_says_and_frees():
     stacks = [weakref.ref(module.gate_up_proj) for module in experts]
     done = adapter.enable(model, activation_format="nvfp4", max_tokens=4)
     gc.collect()
-    assert [stack() for stack in stacks] == [None, None]  # though the modules themselves are still held here
+    assert [stack() for stack in stacks] == [None, None]  # although the modules themselves are still held here
     assert len(done.layers) == 2 and done.activation_format == "nvfp4"
     one = done.layers[0]
     assert one.name == "model.layers.0.mlp.experts" and one.experts == 4 and one.device == "cpu"
@@ -75,7 +75,7 @@ def test_what_it_says_and_frees():
 
 
 def test_its_peak_is_one_layer_more(monkeypatch):
-    """Whenever a layer is packed, the weights of those before it are gone; and torch allocates less than a layer has."""
+    """When a layer is packed, the weights of earlier layers are gone, and torch allocates less than a layer has."""
     model = fresh("qwen3_moe", num_hidden_layers=3, num_experts=16)
     stacks = [weakref.ref(layer.mlp.experts.gate_up_proj) for layer in model.model.layers]
     bytes_of_layer = sum(p.numel() * p.element_size() for p in model.model.layers[0].mlp.experts.parameters())
@@ -95,7 +95,7 @@ def test_its_peak_is_one_layer_more(monkeypatch):
 
 
 def test_such_a_model_is_neither_saved_nor_trained(tmp_path, caplog):
-    """Trainer refuses it before a step, in words that docs/how-to/transformers.md has."""
+    """Trainer refuses it before a step, with a message that docs/how-to/transformers.md quotes."""
     from transformers.trainer_utils import validate_quantization_for_training
 
     model = fresh("mixtral")
@@ -116,7 +116,7 @@ def embedding_hooks(model):
 
 
 def test_gradient_checkpointing_on_and_off_leaves_no_hook():
-    """transformers makes inputs require gradients with it, and leaves that on."""
+    """transformers makes inputs require gradients for it, and leaves that on."""
     model = fresh("qwen3_moe")
     adapter.enable(model)
     want = logits(model)
@@ -133,7 +133,7 @@ def test_gradient_checkpointing_on_and_off_leaves_no_hook():
 
 
 def test_a_dropped_model_is_freed_at_once():
-    """Without waiting for Python's collector: a packed layer may be a GPU's memory."""
+    """It does not wait for Python's collector, because a packed layer may hold a GPU's memory."""
     model = fresh("mixtral")
     adapter.enable(model)
     layers = [weakref.ref(layer.mlp.experts) for layer in model.model.layers]
@@ -147,7 +147,7 @@ def test_a_dropped_model_is_freed_at_once():
 
 
 def test_weights_and_biases_move_bit_for_bit():
-    """What moving to another device does, here to the same one."""
+    """Does what a move to another device does, here to the same one."""
     model = fresh("deepseek_v4", torch.float32)
     adapter.enable(model, max_tokens=7)
     want = logits(model)
@@ -171,7 +171,7 @@ def test_weights_and_biases_move_bit_for_bit():
     assert torch.equal(logits(model), got)
 
 
-# ---- what it refuses, before it changes anything
+# ---- models that it refuses before it changes anything
 
 
 def refuses(model, says, error=nv.Unsupported, **options):
@@ -213,7 +213,7 @@ def test_weights_that_are_not_floats_or_not_there_or_not_finite():
 
 
 def test_errors_of_enable_carry_the_module_s_path(monkeypatch):
-    """Sizes and options that make no layer, a config without top_k, and a first call that fails."""
+    """Sizes and options that are illegal for a layer, a config without top_k, and a first call that fails."""
     path = r"^model\.layers\.0\.mlp\.experts"
     refuses(fresh("mixtral", intermediate_size=40), rf"{path} \(MixtralExperts\): intermediate_size", nv.Error)
     refuses(fresh("mixtral"), rf"{path} .*activation_format", nv.Error, activation_format="fp6")

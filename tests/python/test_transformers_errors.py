@@ -87,7 +87,7 @@ def add(key, tensor):
             nv.Unsupported,
             "embed_tokens.*expected a linear.*Embedding",
         ),
-        # A scale that changes the input, as ModelOpt's AWQ has it.
+        # A scale that changes the input, as in ModelOpt's AWQ.
         (
             add(f"{Q_PROJ}.pre_quant_scale", torch.ones(64)),
             nv.Unsupported,
@@ -104,7 +104,7 @@ def test_damaged_tensors_are_named(directory, change, error, says):
 
 
 def test_a_class_that_keeps_its_experts_apart(directory, monkeypatch):
-    """As models of remote code do: a list of modules, not stacks."""
+    """Models of remote code have a list of modules instead of stacks."""
     from transformers.models.qwen3_moe import modeling_qwen3_moe
 
     class Apart(torch.nn.ModuleList):
@@ -124,7 +124,7 @@ def test_a_truncated_shard(directory):
 
 
 def test_an_activation_that_the_class_computes_otherwise(directory, monkeypatch):
-    """transformers' class and the checkpoint's layer must mean the same, whatever both are called."""
+    """transformers' class and the checkpoint's layer must compute the same activation, for any names."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
     def clamped(self, gate_up):
@@ -139,7 +139,7 @@ def test_an_activation_that_the_class_computes_otherwise(directory, monkeypatch)
 @pytest.mark.parametrize(
     ("config", "error", "says"),
     [
-        ({"hidden_act": "gelu"}, nv.Error, "gelu"),  # none of the library's
+        ({"hidden_act": "gelu"}, nv.Error, "gelu"),  # not an activation of the library
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, nv.Error, "FP8"),
         ({"tie_word_embeddings": True}, nv.Unsupported, "lm_head.weight: expected a float weight.*ties"),
     ],
@@ -185,7 +185,7 @@ def test_device_maps_that_are_taken():
 
 
 def test_device_maps_that_are_refused(monkeypatch):
-    """What offloads; and several GPUs, which accelerate would balance without the experts."""
+    """Maps that offload, and several GPUs, which accelerate would balance without counting the experts."""
     for device_map, says in (
         ({"model": "cuda:0", "lm_head": "cpu"}, "got cpu, cuda:0"),
         ({"model": 0, "lm_head": "disk"}, "got cuda:0, disk"),
@@ -215,13 +215,14 @@ def test_one_device_through_accelerate(made, model):
 
 def test_ranks_are_refused(directory):
     config = transformers.AutoConfig.from_pretrained(directory)
-    config.distributed_config = object()  # what tp_plan and distributed_config of from_pretrained leave there
+    config.distributed_config = object()  # set by tp_plan and distributed_config of from_pretrained
     with pytest.raises(nv.Unsupported, match="tp_plan.*MoeLayer.from_checkpoint"):
         AutoModelForCausalLM.from_pretrained(directory, config=config)
 
 
 def test_moving_a_model(made):
-    """To a device without kernels: refused. A cast changes nothing of what is packed. To another device: opened anew."""
+    """A move to a device without kernels is refused. A cast leaves packed weights unchanged. A move to another device
+    opens the layer again."""
     moved = load(made / "quantized")
     want, handle = logits(moved), moved.model.layers[0].mlp.experts.handle
     with pytest.raises(nv.Unsupported, match="device: expected cpu or cuda, got meta"):
@@ -241,7 +242,7 @@ def handle_of(model):
     return model.model.layers[0].mlp.experts.packed.handle
 
 
-# ---- what such a model does not do
+# ---- unsupported uses of such a model
 
 
 def test_its_config_is_saved_as_the_checkpoint_has_it(made, model, tmp_path):

@@ -1,4 +1,4 @@
-"""Loading with the transformers adapter: what becomes torch tensors, sources of checkpoints, dtypes and forms."""
+"""Loading with the transformers adapter: tensors that stay torch's, sources of checkpoints, dtypes and forms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nbytes(tensors):
 
 
 def test_experts_are_never_torchs(tmp_path, monkeypatch):
-    """transformers reads the other tensors, each once; torch allocates no more than they take; the model holds no more."""
+    """transformers reads the other tensors, each once. torch allocates only them, and the model holds no more."""
     from transformers import core_model_loading
 
     original, directory = tmp_path / "original", tmp_path / "quantized"
@@ -42,7 +42,7 @@ def test_experts_are_never_torchs(tmp_path, monkeypatch):
 
     def materialize(pool, tensor, *args, **kwargs):
         read.append(tuple(tensor.get_shape()))
-        return stock(None, tensor, *args, **kwargs)  # on this thread, which the profiler sees
+        return stock(None, tensor, *args, **kwargs)  # on this thread, which the profiler records
 
     monkeypatch.setattr(core_model_loading, "spawn_materialize", materialize)
 
@@ -59,7 +59,7 @@ def test_experts_are_never_torchs(tmp_path, monkeypatch):
     assert most < nbytes(rest.values()) + experts // 4
     read.clear()
     _, of_floats = peak(lambda: AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16))
-    assert of_floats > nbytes(rest.values()) + 2 * experts  # the judge sees experts if there are some
+    assert of_floats > nbytes(rest.values()) + 2 * experts  # the judge checks experts if there are any
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v4"])
@@ -77,7 +77,7 @@ def test_dtypes_of_hidden(checkpoint, kind, dtype):
 
 @pytest.mark.parametrize("kind", ["minimax_m2", "deepseek_v3", "deepseek_v4"])
 def test_selection_biases_stay_in_float32(checkpoint, kind):
-    """A bias of bfloat16 chooses other experts; transformers' own float models of MiniMax-M2 have it so."""
+    """A bfloat16 bias would select other experts. transformers' own float models of MiniMax-M2 have such biases."""
     _, directory = checkpoint(kind)
     files = {
         key.rpartition("layers.")[2][0]: t for key, t in raw(directory).items() if re.search("gate.bias|bias$", key)
@@ -100,11 +100,11 @@ def test_activation_formats_of_experts_and_linears(checkpoint, activation_format
 
 @pytest.mark.parametrize(("algorithm", "expected"), [("NVFP4", "int8_block"), ("W4A16_NVFP4", "bf16")])
 def test_experts_run_in_what_the_checkpoint_declares_or_more_precisely(checkpoint, caplog, algorithm, expected):
-    """And the log says once why."""
+    """And the log gives the reason once."""
     _, directory = checkpoint()
     tiny.change_config(directory, quantization_config={"quant_method": "modelopt", "quant_algo": algorithm})
     (directory / "hf_quant_config.json").unlink(missing_ok=True)
-    tiny.quantize_linears(directory, "q_proj$", output_format="modelopt")  # auto is no format of a linear
+    tiny.quantize_linears(directory, "q_proj$", output_format="modelopt")  # auto is not a format of a linear
     for given in ({}, {"activation_format": "auto"}):
         caplog.clear()
         with caplog.at_level(logging.INFO, "nvfp4_moe.transformers"):
@@ -166,7 +166,7 @@ def test_experts_that_a_producer_left_in_floats_stay_so(checkpoint, kind):
 
 @pytest.mark.parametrize("leaf", ["scale", "weight_scale_inv"])
 def test_the_fp8_hybrid_of_deepseek_v4(checkpoint, caplog, leaf):
-    """FP8 weights outside the experts become bfloat16, with a line in the log that says so."""
+    """FP8 weights outside the experts become bfloat16, with a line in the log."""
     original, directory = checkpoint("deepseek_v4")
     values = tiny.to_fp8(directory, r"(wq_a|wq_b|wkv|wo_a|wo_b|shared_experts\.w[123])$", leaf=leaf)
     declared = transformers.AutoConfig.from_pretrained(directory).quantization_config
@@ -183,8 +183,8 @@ def test_the_fp8_hybrid_of_deepseek_v4(checkpoint, caplog, leaf):
 
 
 def test_deepseek_v4_under_its_makers_names(checkpoint):
-    """No model. prefix, embed, head; hyper-connections and sinks in float32; a part for multi-token prediction, which
-    transformers leaves out."""
+    """No "model." prefix; embed and head; hyper-connections and sinks in float32; a part for multi-token prediction,
+    which transformers leaves out."""
     _, directory = checkpoint("deepseek_v4")
     wide = ("hc_", "attn_sink", ".ape", "gate.bias")
     tiny.rewrite(directory, lambda key, t: {key: t.float() if any(part in key for part in wide) else t})
@@ -209,7 +209,7 @@ def test_deepseek_v4_under_its_makers_names(checkpoint):
 
 
 def test_a_scale_for_each_row_or_for_the_whole_weight():
-    """FP8 as ModelOpt and compressed-tensors write it, and E8M0 exponents in bytes."""
+    """FP8 in the form of ModelOpt and compressed-tensors, and E8M0 exponents as bytes."""
     from nvfp4_moe.transformers.stored_linear import _dequantized_fp8
 
     weight = torch.linspace(-2, 2, 48 * 64).reshape(48, 64).to(torch.float8_e4m3fn)
@@ -224,7 +224,7 @@ def test_a_scale_for_each_row_or_for_the_whole_weight():
 
 
 def test_nvfp4_weights_of_other_sizes_are_dequantized(checkpoint, caplog):
-    """out_features that no kernel takes: 4, the projection of Qwen3-Next's gates."""
+    """out_features without a kernel: 4, the projection of Qwen3-Next's gates."""
     _, directory = checkpoint("qwen3_next")
     (stem,) = tiny.quantize_linears(directory, "in_proj_ba$", output_format="modelopt")
     with caplog.at_level(logging.WARNING, "nvfp4_moe.transformers"):
@@ -246,7 +246,7 @@ def test_a_model_without_its_head(checkpoint):
 
 
 def test_a_dense_model(tmp_path):
-    """No experts at all: its NVFP4 linears are taken alike."""
+    """Without any experts its NVFP4 linears are taken too."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)

@@ -1,6 +1,9 @@
-"""Every model class that the transformers adapter names, loaded by AutoModelForCausalLM.from_pretrained from NVFP4
-checkpoints of both formats and from the producers' own exports, judged at equal router decisions (model_judge.py); and
-generate(): eager, with a static cache, and compiled, the same tokens."""
+"""Every model class that the transformers adapter names, from NVFP4 checkpoints, and generate().
+
+AutoModelForCausalLM.from_pretrained loads checkpoints of both formats and the producers' own exports, which are judged
+at equal router decisions (model_judge.py). generate() must give the same tokens eagerly, with a static cache, and
+compiled.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ from tiny_models import load, logits, paths_of, stock_twin  # noqa: E402
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FORMATS = ("modelopt", "compressed-tensors")
-# Linears that producers quantize beside the experts: attention, shared experts, dense MLPs, the head.
+# Linears that producers quantize in addition to the experts: attention, shared experts, dense MLPs, the head.
 LINEARS = r"(_proj|\.w[123]|wq_a|wq_b|wkv|wo_b|q_a_proj|lm_head|^head)$"
 
 
 def judged(original, directory, stems, run=logits):
-    """Loads a checkpoint and judges it: each packed module by the contract, the model around them by transformers' own class.
-    Every linear of the files' stems is packed, and judged. The paths of experts."""
+    """Loads a checkpoint and judges it: each packed module by the contract, the model around them by transformers' own
+    class. Every linear of the files' stems must be packed, and is judged. Returns the paths of experts."""
     model = load(directory)
     calls, got = judge.judged(model, directory, paths_of(model, stems), run)
     experts = [p for p in calls if isinstance(model.get_submodule(p), adapter.Nvfp4Experts)]
@@ -51,7 +54,7 @@ def test_experts_and_linears_at_equal_router_decisions(kind, output_format, chec
 @pytest.mark.parametrize("producer", ["modelopt", "compressed_tensors"])
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "deepseek_v3"])
 def test_exports_of_real_producers(made, family, producer):
-    """Experts and whatever else they quantize."""
+    """Experts, and everything else that the producers quantize."""
 
     def run(model):
         with torch.no_grad():
@@ -62,12 +65,12 @@ def test_exports_of_real_producers(made, family, producer):
     quantized = {key.rpartition(".")[0] for key in raw(directory) if key.endswith(leaves)}
     stems = {stem for stem in quantized if ".experts." not in stem}
     assert judged(made(family) / "original", directory, stems, run)
-    if producer == "modelopt":  # which leaves out the head and the router alone
+    if producer == "modelopt":  # it leaves out only the head and the router
         assert len(stems) >= 8
 
 
 def test_planted_faults_are_seen(checkpoint):
-    """The files as they were are the judge; the model reads others: one expert's scale doubled, one code of a linear."""
+    """The original files are the judge. The model reads changed ones: an expert's doubled scale, a linear's code."""
     _, directory = checkpoint("qwen3_moe")
     (stem, *_) = tiny.quantize_linears(directory, "layers.1.self_attn.o_proj$", output_format="modelopt")
     truth = directory.with_name("truth")
@@ -97,7 +100,7 @@ def test_planted_faults_are_seen(checkpoint):
 
 
 def test_a_wrong_input_of_a_module_is_seen(checkpoint):
-    """The judge of the model around the modules: another router weight, and nothing else."""
+    """Judges the model around the modules: with another router weight, and no other change, it must fail."""
     original, directory = checkpoint("qwen3_moe")
     model = load(directory)
     calls, _ = judge.record(model, logits)
@@ -146,13 +149,13 @@ def test_a_static_cache_gives_the_same_tokens(make, kind):
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "deepseek_v4"])
 def test_caches_of_a_class_of_their_own(make, kind):
-    """These classes have no static cache: as the same model without a cache."""
+    """These classes have no static cache. The tokens are those of the same model without a cache."""
     model = make(kind)
     assert torch.equal(tokens(model), tokens(model, use_cache=False))
 
 
 def test_a_compiled_model_is_one_graph(make):
-    """No graph break, and one graph for other token counts: the handles are constants of their modules."""
+    """There is no graph break, and one graph for all token counts: the handles are constants of their modules."""
     model = make("qwen3_moe")
     graphs = []
 
@@ -173,7 +176,8 @@ def test_a_compiled_model_is_one_graph(make):
 
 
 def test_compiled_generation_gives_the_same_tokens(make):
-    """As generate() compiles with a static cache: fullgraph, through the compiler's own fakes and functionalization."""
+    """Compiles as generate() does with a static cache: fullgraph, with the compiler's own fakes and
+    functionalization."""
     model = make("qwen3_moe")
     eager = tokens(model)
     compile_config = transformers.CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
@@ -187,7 +191,7 @@ def test_compiled_generation_gives_the_same_tokens(make):
 
 
 def test_a_longer_prompt_than_one_run_takes(make):
-    """A prompt in parts gives what it gives at once: a token's bits do not depend on its batch under this backend."""
+    """A prompt in parts gives the same tokens: a token's bits do not depend on its batch under this backend."""
     model = make("qwen3_moe")
     eager = tokens(model)
     modules = [m for m in model.modules() if isinstance(m, (adapter.Nvfp4Experts, adapter.Nvfp4LinearModule))]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def hub_cache(root, directory):
-    """A cache with the checkpoint as someone/tiny, as the hub's client lays it out: a snapshot of links to blobs."""
+    """A cache with the checkpoint as someone/tiny, in the hub client's layout: a snapshot of links to blobs."""
     revision = "0123456789abcdef0123456789abcdef01234567"
     root = root / "models--someone--tiny"
     snapshot = root / "snapshots" / revision
@@ -47,7 +47,7 @@ def test_a_hub_id(checkpoint, tmp_path):
 
 
 def test_a_hub_id_whose_declaration_is_a_file_of_its_own(checkpoint, tmp_path, monkeypatch):
-    """hf_quant_config.json is asked for, of the same revision and into the same cache, and of float models not at all."""
+    """hf_quant_config.json is requested, in the same revision and into the same cache, but not for float models."""
     from transformers.utils import hub
 
     original, directory = checkpoint()
@@ -81,7 +81,7 @@ def test_what_only_hf_quant_config_declares(checkpoint):
 
 
 def test_a_float_checkpoint_is_quantized_as_it_is_read(checkpoint):
-    """The same layers as enable() makes of the loaded model."""
+    """enable() makes the same layers of the loaded model."""
     original, _ = checkpoint()
     config = adapter.Nvfp4MoeConfig(activation_format="bf16")
     model = AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16, quantization_config=config)

@@ -1,4 +1,4 @@
-"""Committed vectors are what their scripts make, if the makers are installed. tests/vectors and tests/layer read them."""
+"""Committed vectors equal their scripts' output if the makers are installed. tests/vectors, tests/layer read them."""
 
 from __future__ import annotations
 

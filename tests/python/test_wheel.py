@@ -1,8 +1,8 @@
 """The package as a user installs it: sdist, wheel, an environment without torch, types.
 
 The fast tier puts the build tree's module into the wheel of this Python. The long tier makes the wheels of the other
-Pythons that are found, with the build tree's library and bindings of their own, and runs `pip install` of a fresh clone,
-which compiles everything. Both install from the package index.
+Pythons that are found, with the build tree's library and bindings of their own, and runs `pip install` of a fresh
+clone, which compiles everything. Both install from the package index.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ VERSIONS = [
 
 
 def clean_environment() -> dict[str, str]:
-    """Without what would let a new interpreter find this build tree or this one's packages."""
+    """The environment without variables that let a new interpreter find this build tree or its packages."""
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory):
-    """A directory for environments; they are large, and go with the session."""
+    """A directory for environments. They are large, so it is deleted at the end of the session."""
     directory = tmp_path_factory.mktemp("wheels")
     yield directory
     shutil.rmtree(directory)
 
 
 def interpreter_of(version: str) -> Path:
-    """Skips by name if there is no such Python, unless it is the fast one."""
+    """Returns the interpreter. Skips the test by name if there is no such Python, unless it is FAST_VERSION."""
     interpreter = build_wheels.find_interpreter(version)
     if interpreter is None and version != FAST_VERSION:
         pytest.skip(f"no Python {version} with venv and headers")
@@ -76,7 +76,7 @@ def wheel(work, sdist):
 
 @pytest.fixture(scope="session")
 def installed(work, wheel):
-    """installed(version) -> python of an environment that holds the wheel, NumPy and pytest, and nothing else."""
+    """installed(version) -> python of an environment with only the wheel, NumPy and pytest."""
     made: dict[str, Path] = {}
 
     def make(version: str) -> Path:
@@ -90,8 +90,9 @@ def installed(work, wheel):
 
 
 def run_numpy_only(python: Path) -> None:
-    """The tests of numpy_only/ by that python, which has no torch: none fails, none is skipped. The slowest ones are about
-    the library's own memory and threads, which this run shares with the build tree's."""
+    """Runs the tests of numpy_only/ with that python, which has no torch: none may fail, none may be skipped. The
+    slowest ones are left out: they test the library's own memory and threads, and this build shares those with the
+    build tree's."""
     told = subprocess.run(
         [python, "-c", "import sys, importlib.util as u, nvfp4_moe; print(nvfp4_moe.__file__, u.find_spec('torch'))"],
         capture_output=True, text=True, check=True, cwd=python.parent, env=clean_environment(),
@@ -108,7 +109,7 @@ def run_numpy_only(python: Path) -> None:
 
 
 def test_sdist_holds_what_the_wheel_needs(sdist):
-    """Every file under src, include, python and cmake that the repository has, the build's own files, and nothing else."""
+    """The sdist has every repository file under src, include, python and cmake, the build's own files, no others."""
     listed = subprocess.run(["tar", "tzf", sdist], capture_output=True, text=True, check=True).stdout.split()
     held = {name.split("/", 1)[1] for name in listed}
     command = ["git", "ls-files", "-co", "--exclude-standard", "src", "include", "python", "cmake"]
@@ -137,7 +138,7 @@ def test_wheel_contents(wheel, version):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_wheel_has_the_notices_of_what_is_linked_in(wheel, version):
-    """Every work whose parts are in the module, by name, with its license."""
+    """The wheel has the license of every work that is linked into the module, by name."""
     with zipfile.ZipFile(wheel(version)) as opened:
         licenses = {
             name.rsplit("/", 1)[1]: opened.read(name).decode() for name in opened.namelist() if "/licenses/" in name
@@ -151,7 +152,7 @@ def test_wheel_has_the_notices_of_what_is_linked_in(wheel, version):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_module_brings_its_own_runtime(wheel, version, tmp_path):
-    """It needs libc and libm of a version that this host has, no C++ runtime, and shows its entry alone."""
+    """It needs libc and libm of a version that this host has, no C++ runtime, and exports only its entry."""
     with zipfile.ZipFile(wheel(version)) as opened:
         (name,) = [name for name in opened.namelist() if name.endswith(".so")]
         module = opened.extract(name, tmp_path)
@@ -183,7 +184,7 @@ def mypy(python: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_strict_types(installed):
-    """The installed package itself, a user's program, and mistakes that have to be seen: each line marked, no other."""
+    """Checks the installed package, a user's program, and one with mistakes: exactly its marked lines are errors."""
     python = installed(FAST_VERSION)
     package = mypy(python, "-p", "nvfp4_moe")
     assert package.returncode == 0, package.stdout + package.stderr

@@ -42,7 +42,7 @@ _LINEAR = dict(
     linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16, linear_value_head_dim=16
 )  # fmt: skip
 _MIXTRAL = dict(_BASE, **_GQA, intermediate_size=32, num_local_experts=4, num_experts_per_tok=2)
-# Nemotron-3 Nano; with a latent width Super: experts without a gate, of 32 channels behind a projection.
+# Nemotron-3 Nano, or Super if it has a latent width: experts without a gate, of 32 channels after a projection.
 _NEMOTRON = dict(
     {name: value for name, value in _BASE.items() if name != "num_hidden_layers"}, **_FEW, **_GQA, intermediate_size=64,
     layers_block_type=["linear_attention", "moe", "full_attention", "moe"], n_routed_experts=4, n_shared_experts=1,
@@ -85,7 +85,7 @@ def fresh(kind: str, dtype: torch.dtype = torch.bfloat16, **sizes: int) -> Any:
 
 
 def gpt_oss(dtype: torch.dtype = torch.float32) -> Any:
-    """A model of transformers' with biases of the size of the sums that they are added to; the same one at each call."""
+    """A model of transformers' with biases as large as the sums that they are added to; the same one at each call."""
     torch.manual_seed(3)
     config = transformers.GptOssConfig(
         **{**_BASE, "initializer_range": 0.3},
@@ -120,7 +120,7 @@ def write_original(directory: Path, kind: str, **sizes: int) -> None:
 
 
 def rewrite(directory: Path, change: Callable[[str, torch.Tensor], dict[str, torch.Tensor]]) -> None:
-    """Writes every tensor anew as change(key, tensor) says, into one file without an index."""
+    """Writes every tensor again, as the result of change(key, tensor), into one file without an index."""
     tensors: dict[str, torch.Tensor] = {}
     for key, tensor in raw(directory).items():
         tensors |= {name: value.contiguous() for name, value in change(key, tensor).items()}
@@ -132,7 +132,7 @@ def rewrite(directory: Path, change: Callable[[str, torch.Tensor], dict[str, tor
 def quantize_linears(
     directory: Path, pattern: str, *, output_format: str, input_scale: float | None = 0.01
 ) -> list[str]:
-    """The weights whose keys (without .weight) a pattern finds, in NVFP4 under the format's names; their stems."""
+    """Quantizes weights whose keys (without .weight) match a pattern to the format's NVFP4. Returns their stems."""
     stems = []
 
     def change(key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -159,8 +159,8 @@ def quantize_linears(
 
 
 def to_fp8(directory: Path, pattern: str, *, leaf: str = "scale") -> dict[str, torch.Tensor]:
-    """The weights that a pattern finds in E4M3 with a power of two for each 128 x 128, as DeepSeek-V4 has them; the
-    numbers that they then stand for, by stem."""
+    """Converts the weights that match a pattern to E4M3 with a power of two for each 128 x 128, as in DeepSeek-V4.
+    Returns the numbers that they then represent, by stem."""
     values = {}
 
     def change(key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -191,7 +191,7 @@ def change_config(directory: Path, **changes: Any) -> None:
 
 
 def load(directory: Path, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Any:
-    """As a user does: with the config where transformers does not find the adapter by itself."""
+    """As a user does: with the config if transformers does not find the adapter by itself."""
     declared = transformers.AutoConfig.from_pretrained(directory).quantization_config["quant_method"]
     given = {"quantization_config": adapter.Nvfp4MoeConfig(**options)} if options or declared != "modelopt" else {}
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **given)
@@ -202,14 +202,14 @@ def packed(model: Any) -> list[Any]:
 
 
 def logits(model: Any) -> torch.Tensor:
-    """Of two sequences of 11 tokens."""
+    """Returns the logits of two sequences of 11 tokens."""
     ids = torch.arange(3, 3 + 22).reshape(2, 11) * 7 % 150 + 3
     with torch.no_grad():
         return model(ids, use_cache=False).logits
 
 
 def paths_of(model: Any, stems: Iterable[str]) -> dict[str, str]:
-    """{path of a module: stem in the files}, as transformers renames keys."""
+    """Returns {path of a module: stem in the files}, as transformers renames keys."""
     renamings = [t for t in get_model_conversion_mapping(model) if isinstance(t, WeightRenaming)]
     known = {f"{path}.weight": 1 for path, _ in model.named_modules()}
     paths = {}
@@ -220,10 +220,11 @@ def paths_of(model: Any, stems: Iterable[str]) -> dict[str, str]:
 
 
 def stock_twin(original: Path, model: Any, changed: Iterable[str] = ()) -> Any:
-    """transformers' class with the original weights, but for those of the modules `changed`, which are the model's.
+    """transformers' class with the original weights, except for the modules `changed`, which have the model's.
 
-    What is in the loaded model too is there the same number, in the twin's dtype, and is taken from there: float32 buffers
-    stay so in a pre-quantized model, and transformers casts some weights of a float model otherwise.
+    A tensor that the loaded model has too must be the same number in the twin's dtype. The twin gets the model's own
+    tensor, because float32 buffers stay float32 in a pre-quantized model, and transformers casts some weights of a
+    float model differently.
     """
     twin = transformers.AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16)
     own, other = model.state_dict(), {f"{path}.weight" for path in changed}

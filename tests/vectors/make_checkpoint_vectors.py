@@ -3,15 +3,15 @@
 
     make_checkpoint_vectors.py [OUT]     OUT defaults to tests/vectors
 
-  OUT/modelopt_qwen3_moe             nvidia-modelopt: mtq.quantize with its NVFP4 config and a calibration loop, then its
-                                     export_hf_checkpoint, which takes transformers' fused experts apart itself
-  OUT/compressed_tensors_qwen3_moe   compressed-tensors: apply_quantization_config with its NVFP4 scheme, scales from its
-                                     generate_gparam and calculate_qparams, then ModelCompressor.compress_model,
-                                     save_pretrained and update_config. It quantizes nn.Linear only and leaves taking the
-                                     fused experts apart to its caller: LinearExperts below, as llm-compressor does
+  OUT/modelopt_qwen3_moe             nvidia-modelopt: mtq.quantize with its NVFP4 config and a calibration loop, then
+                                     its export_hf_checkpoint, which splits transformers' fused experts itself
+  OUT/compressed_tensors_qwen3_moe   compressed-tensors: apply_quantization_config with its NVFP4 scheme, scales from
+                                     its generate_gparam and calculate_qparams, then ModelCompressor.compress_model,
+                                     save_pretrained and update_config. It quantizes only nn.Linear, so its caller
+                                     must split fused experts: LinearExperts below, as llm-compressor does
   OUT/checkpoints.json               the versions that wrote them
 
-The tests run these functions again and compare, where the same versions are installed.
+The tests run these functions again and compare, if the same versions are installed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def quiet():
-    """The producers print progress and warnings; none of it says anything here."""
+    """The producers print progress and warnings, which do not matter here."""
     logging.disable(logging.WARNING)
     with (
         warnings.catch_warnings(),
@@ -135,8 +135,8 @@ def export_modelopt(original: Path, out: Path) -> None:
 
 
 def linear_experts(fused, names):
-    """transformers' fused experts (gate_up_proj (E, 2I, H), down_proj (E, H, I)) as a list of three nn.Linear each, with
-    the same call; names are those of gate, up and down in the family's checkpoints."""
+    """Returns transformers' fused experts (gate_up_proj (E, 2I, H), down_proj (E, H, I)) as a list of three nn.Linear
+    each, with the same call. The names are those of gate, up and down in the family's checkpoints."""
     import torch
     from torch import nn
 
@@ -229,7 +229,7 @@ def make(out: Path) -> None:
             directory = out / f"{producer}_qwen3_moe"
             shutil.rmtree(directory, ignore_errors=True)
             export(original, directory)
-            for file in directory.iterdir():  # what the tests read, and nothing else
+            for file in directory.iterdir():  # only the files that the tests read
                 os.chmod(file, 0o644)
                 if file.name not in ("config.json", "hf_quant_config.json", "model.safetensors"):
                     file.unlink()

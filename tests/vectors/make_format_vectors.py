@@ -11,7 +11,7 @@ every implementation must give these very bytes; the script asserts it. Metadata
   <oracle>.codes         U8  (8, 32)     low nibble = even element
   <oracle>.scales        U8  (8, 4)      E4M3 bytes
   oracles: modelopt, torchao, compressed_tensors
-  modelopt.decoded       F32 (8, 64)     its dequantize, in double (where nothing rounds) and rounded once
+  modelopt.decoded       F32 (8, 64)     its dequantize, in double (which rounds nothing), rounded once
   blocked.RxC.linear     U8  (R, C), blocked.RxC.swizzled U8 (bytes): torchao's to_blocked
 """
 

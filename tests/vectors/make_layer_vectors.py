@@ -3,8 +3,9 @@
 
     make_layer_vectors.py [OUT]     OUT defaults to tests/vectors; writes OUT/layers.safetensors
 
-The weights are quantized by ModelOpt's NVFP4QTensor; everything else is the contract (docs/explanation/numerics.md) in torch float64,
-with torch's own casts as the only roundings: float8_e4m3fn, bfloat16, float32. Metadata: the versions that made it.
+ModelOpt's NVFP4QTensor quantizes the weights. Everything else is the contract (docs/explanation/numerics.md) in torch
+float64, with torch's own casts as the only roundings: float8_e4m3fn, bfloat16, float32. Metadata: the versions that
+made it.
 
   {gate,up,down}.codes         U8   (E, rows, cols/2)     {gate,up,down}.scales U8 (E, rows, cols/16)
   {gate,up,down}.tensor_scale  F32  (E)
@@ -68,14 +69,14 @@ def quantize_line(x, scale):
 
 
 def quantize_int8(x):
-    """float64 x (K,) as code * scale: scale = amax/127 and code = the nearest integer, each by one rounding to float32."""
+    """float64 x (K,) as code * scale: scale = amax/127, code = the nearest integer, each rounded once to float32."""
     blocks = x.view(-1, 16)
     scale = (blocks.abs().amax(1, keepdim=True) / 127).float().clamp(min=2.0**-116).double()
     return (torch.round((blocks / scale).float()).double() * scale).flatten()
 
 
 def to_format(x, fmt, scale):
-    """What a GEMM multiplies of float64 x (K,): its decoded values and the line scale."""
+    """The operands that a GEMM multiplies for float64 x (K,): its decoded values and the line scale."""
     if fmt == "nvfp4":
         return quantize_line(x, scale)
     return (quantize_int8(x) if fmt == "int8_block" else x), 1.0

@@ -38,7 +38,7 @@ DTYPES = {
 
 
 def pattern(count: int, seed: int) -> torch.Tensor:
-    """Bytes of a small generator; below 2 so that they are legal booleans where seed is 0."""
+    """Bytes of a small generator; below 2, so that they are legal booleans, if seed is 0."""
     value, out = seed + 1, []
     for _ in range(count):
         value = (value * 1664525 + 1013904223) % 2**32

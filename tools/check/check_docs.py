@@ -26,7 +26,7 @@ from cli_reference import help_of, options_of  # noqa: E402
 
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
-# Records of the past, whose commands may be gone.
+# Records of the past. Their commands may no longer exist.
 HISTORY = ("CHANGELOG.md", "bench/notes/")
 
 
@@ -124,7 +124,7 @@ class PythonBlocks(ast.NodeVisitor):
 
 
 def wrong_python(blocks, api=None):
-    """Problems of a page's Python blocks. api: what nvfp4_moe has, if it is known."""
+    """Finds problems in a page's Python blocks. api: the members of nvfp4_moe, if known."""
     visitor = PythonBlocks(api)
     for block in blocks:
         try:
@@ -196,7 +196,7 @@ def tests_in(sources):
 
 
 def wrong_tests(page, tests, over_backends, choices):
-    """Yields names in a page's tables that are not tests or cases, and tests of its second column that skip a backend."""
+    """Yields names in a page's tables that are not tests or cases, and tests in column 2 that skip a backend."""
     for row in (line for line in page.splitlines() if line.startswith("| ") and "`" in line):
         for column, cell in enumerate(row.strip("|").split("|")):
             for name in re.findall(r"`([A-Z]\w*\.\w+)`", cell):

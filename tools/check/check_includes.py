@@ -20,7 +20,8 @@ CONTRACT = [
 CHECKPOINT = ["core/", "io/", "safetensors/", "gguf/", "checkpoint/"]
 MOE = [*CHECKPOINT, *CONTRACT, "judge/", "moe/"]
 PARALLEL = [*MOE, "exchange/", "parallel/"]
-# room -> what its files may include, as path prefixes under src/ (or include/). src/CMakeLists.txt enforces the same.
+# room -> the allowed includes of its files, as path prefixes under src/ (or include/). src/CMakeLists.txt enforces the
+# same.
 ALLOWED = {
     "src/core/": ["core/"],
     "src/io/": ["core/", "io/"],

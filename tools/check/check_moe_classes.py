@@ -54,7 +54,7 @@ def shared_of(model: nn.Module, layer: int) -> nn.Module | None:
 
 
 def check_shared(model: nn.Module, checkpoint: Any, layer: int) -> str:
-    """Returns "none", "loaded" (part of the layer, with the model's weights) or "beside" (kept by the model)."""
+    """Returns "none", "loaded" (part of the layer, with the model's weights), or "beside" (kept by the model)."""
     module = shared_of(model, layer)
     if module is None:
         return "none"

@@ -19,7 +19,7 @@ AREAS = {top: (top,) for top in ("include", "src", "python", "cli", "tests", "be
 AREAS["docs"] = ("docs", "examples", "*.md")
 
 # Words: a pattern, and how often an area may have it per 1,000 words of prose (rounded up to a whole number).
-# "where" may also not be more frequent than "if": conditions begin with "if".
+# The first word may also not be more frequent than "if": conditions begin with "if".
 WORDS = {
     "where": (r"where", 1.5),
     "behind": (r"(?<!look-)behind", 0.06),

@@ -37,7 +37,7 @@ RANKS = (  # code and docs of the exchange
 class Word(NamedTuple):
     forms: str  # blank-separated, lower case
     instead: str  # the field's word
-    rooms: tuple[str, ...] = PRODUCT  # where it is checked
+    rooms: tuple[str, ...] = PRODUCT  # the folders in which it is checked
     names_only: bool = False  # good English in a sentence, but not in a name
 
 

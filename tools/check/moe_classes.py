@@ -155,7 +155,7 @@ def _module(model_type: str) -> str:
 
 
 def model_classes() -> Iterator[ModelClass]:
-    """Returns the model types whose source mentions experts and that transformers can make a model of, sorted by name."""
+    """Returns the model types that transformers can make and whose source mentions experts, sorted by name."""
     root = pathlib.Path(transformers.__file__).parent / "models"
     tables = [getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES") for task in _TASKS]
     for model_type, config in sorted(configuration_auto.CONFIG_MAPPING_NAMES.items()):

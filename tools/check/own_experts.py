@@ -37,7 +37,7 @@ def _standard(module: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor) -
 
 
 def _llama4(module: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """Calls a module in which every expert computes every token, times its router weight, 0 for experts not selected."""
+    """Calls a module in which every expert computes every token, times its router weight (0 if it is not selected)."""
     scores = torch.zeros(len(hidden), module.num_experts, dtype=hidden.dtype).scatter(1, ids.long(), weights)
     return module((scores.T.unsqueeze(-1) * hidden).reshape(-1, hidden.shape[1])).reshape(-1, *hidden.shape).sum(0)
 
@@ -79,7 +79,7 @@ def stacks(module: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
 
 
 def decoded(matrix: dict[str, Any]) -> Tensor:
-    """Dequantizes a matrix as the library loads it to (rows, K) float64, by the format's definition, without the library."""
+    """Dequantizes a matrix, as the library loads it, to (rows, K) float64, by the format's definition."""
     import moe_reference as oracle
 
     codes, scales = (torch.as_tensor(matrix[part])[None] for part in ("codes", "scales"))
@@ -97,7 +97,7 @@ def check_weights(original: Tensor, found: Tensor, what: str) -> None:
 
 
 def twin_of(module: nn.Module, expert: Callable[[int], dict[str, Any]], what: str) -> nn.Module:
-    """Copies the module to float64 with the weights that the library holds, after checking each against the original."""
+    """Copies the module to float64 with the library's weights, after checking each of them against the original."""
     twin = copy.deepcopy(module).double()
     if hasattr(twin, "config"):
         twin.config = copy.deepcopy(module.config)

@@ -75,7 +75,7 @@ EXPORTERS = {"modelopt": export_modelopt, "llm-compressor": export_llm_compresso
 
 
 def export(producer: str, model_type: str, out: pathlib.Path) -> None:
-    """Writes out/original and out/export. Raises what the producer raises."""
+    """Writes out/original and out/export. Passes the producer's exceptions on."""
     transformers.logging.set_verbosity_error()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)

@@ -23,7 +23,7 @@ def help_of(tool):
 
 
 def sections(text):
-    """{heading: [(entry, what it is)]} of a --help; a long entry has its text on the next line."""
+    """Parses a --help into {heading: [(entry, description)]}. A long entry has its text on the next line."""
     found, heading = {}, None
     for line in text.splitlines():
         if title := re.match(r"(\w[\w ]*):$", line):

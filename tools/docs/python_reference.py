@@ -7,7 +7,7 @@ import re
 from prose import call, fence, inline
 from python_api import is_dataclass
 
-# Modules that are imported by themselves; the page has their docstrings.
+# Modules that users import separately; the page has their docstrings.
 MODULES = ("nvfp4_moe.transformers", "nvfp4_moe.torch_op", "nvfp4_moe.engines", "nvfp4_moe.verify", "nvfp4_moe.bench")
 HEADINGS = {"Args": "Arguments", "Attributes": "Fields"}
 

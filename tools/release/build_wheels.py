@@ -80,8 +80,10 @@ def build_sdist(out: Path, work: Path, interpreter: Path) -> Path:
 
 
 def build_wheel(source: Path, out: Path, work: Path, interpreter: Path, prebuilt: Path | None = None) -> Path:
-    """Builds the interpreter's wheel in `out` from `source`, an sdist or a source tree. `prebuilt` is its library (.a), or its
-    module for this interpreter (.so): then nothing is compiled."""
+    """Builds the interpreter's wheel in `out` from `source`, an sdist or a source tree.
+
+    `prebuilt` is its library (.a), or its module for this interpreter (.so); then nothing is compiled.
+    """
     python = make_backend(work, interpreter)
     options = []
     if prebuilt:

@@ -69,7 +69,7 @@ def packing_follows() -> Iterator[None]:
 
 
 def register_loads() -> None:
-    """Hooks the loads that SGLang ends with process_weights_after_loading: a model's first, and update_weights_from_disk."""
+    """Hooks the loads that end with process_weights_after_loading: a model's first, and update_weights_from_disk."""
 
     def load(own: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         with packing_follows():

@@ -238,7 +238,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
             raise _core.BadInput(f"{', '.join(missing[:3])}{more}: missing from the checkpoint's files")
 
     def _ignore(self, model: Any, weights: list[str]) -> None:
-        """Removes keys that this library reads, and scales of KV caches, from transformers' report of unexpected keys."""
+        """Removes this library's own keys and scales of KV caches from transformers' report of unexpected keys."""
         ignored = {r"(?:^|\.)experts\.", rf"\.(?:{'|'.join(SCALE_LEAVES)}|[qkv]_scale)$"}
         if weights:
             ignored.add(f"^(?:{'|'.join(sorted({_numbers_open(weight) for weight in weights}))})$")

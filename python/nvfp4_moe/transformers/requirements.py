@@ -42,7 +42,7 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
 
 
 def check() -> None:
-    """Raises ImportError with one sentence if transformers is not installed or lacks a member that the adapter needs."""
+    """Raises ImportError with one sentence if transformers is missing or lacks a member that the adapter needs."""
     from .._signatures import misfits
 
     ask = f"nvfp4_moe.transformers: expected transformers {TESTED}"

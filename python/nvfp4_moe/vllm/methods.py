@@ -3,7 +3,7 @@ loading.
 
 RoutedExperts.weight_loader searches the name of a method's class for "ModelOpt" or "compressed", so the classes here
 keep those words in their names. vLLM's constructors are not called, because they choose one of vLLM's kernels and fail
-if there is none. FusedMoEMethodBase's constructor is called.
+without one. FusedMoEMethodBase's constructor is called.
 
 Parameters keep their names and are emptied after packing. The layer's state still has the checkpoint's names, and a
 reload finds what it expects.
@@ -223,7 +223,7 @@ class Method:
         )
 
     def _check_sums(self, kernel: Any, exchange: str) -> None:
-        """Checks that the ranks' rows get added: a run has only local rows, and vLLM adds none if they are summed already."""
+        """Checks that vLLM adds the ranks' rows: a run has only local rows, and vLLM may treat them as summed."""
         assert self.fused is not None
         parallel = self.moe.moe_parallel_config  # type: ignore[attr-defined]
         ranks = max(getattr(parallel, size, 1) for size in ("tp_size", "dp_size", "pcp_size", "ep_size"))

@@ -157,7 +157,7 @@ def _check_model(layer: Any, plan: RanksPlan) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Connected:
-    """The exchange for a plan's link and timeout. found: the exchange, or the reason why there is none."""
+    """The exchange for a plan's link and timeout. found: the exchange, or the reason for its absence."""
 
     link: str
     timeout: float

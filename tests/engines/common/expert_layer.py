@@ -1,4 +1,4 @@
-"""The experts of the first layer of models.py, with or without a gate: run by the library and in float64, and by rank."""
+"""The experts of the first layer of models.py, with or without a gate: run by the library, by rank, and in float64."""
 
 import models
 import moe_reference
@@ -17,13 +17,14 @@ def batch(seed=0, tokens=9):
 
 
 def of_experts(inputs, here):
-    """The inputs, in which experts elsewhere add nothing."""
+    """Returns the inputs with all other experts' ids set to -1, so that they add nothing."""
     hidden, ids, weights = inputs
     return hidden, torch.where(torch.isin(ids, torch.tensor(list(here))), ids, -1), weights
 
 
 def stacks(model):
-    """gate, up and down of all experts, as moe_reference and MoeLayer.from_tensors take them; no gate if there is none."""
+    """Returns gate, up and down of all experts, as moe_reference and MoeLayer.from_tensors take them. Experts without a
+    gate have no "gate"."""
     found = {}
     for projection in PROJECTIONS:
         matrices = [model.experts.get((0, expert, projection)) for expert in range(models.EXPERTS)]
@@ -33,7 +34,7 @@ def stacks(model):
 
 
 def slice_of(model, number, of=2):
-    """The model with a tensor parallel rank's part of the intermediate dimension."""
+    """Returns the model with a tensor parallel rank's part of the intermediate dimension."""
     inner, cut = models.INNER // of, {}
     for key, (codes, scales, tensor_scale) in model.experts.items():
         if key[2] == "down_proj":
@@ -59,7 +60,7 @@ def library(model, inputs, **options):
 
 
 def is_outside(model, inputs, out, **options):
-    """Whether out leaves the intervals around the layer in float64 that docs/explanation/numerics.md allows the kernels of CPUs."""
+    """Returns whether out leaves the float64 layer's intervals that docs/explanation/numerics.md allows on CPUs."""
     found = stacks(model)
     weights = moe_reference.Weights(**({"gate": found["up"]} | found))  # relu2 reads no gate
     options = moe_reference.Options(**sizes(model, **options))

@@ -7,8 +7,11 @@ import torch
 
 @dataclasses.dataclass
 class Explained:
-    """largest: error of a log-probability that no tie explains. values: how many were compared. swapped: router decisions
-    that were taken the other way, (layer, position, margin in the truth)."""
+    """The outcome of explaining a run.
+
+    largest: the largest error of a log-probability that no tie explains. values: the number of compared values.
+    swapped: router decisions that were taken the other way, as (layer, position, margin in the truth).
+    """
 
     largest: float = 0.0
     values: int = 0
@@ -16,7 +19,7 @@ class Explained:
 
 
 def _worst(exact, said, bound):
-    """The first position with an error above the bound (None: no such), and the largest error up to there, or anywhere."""
+    """Returns the first position with an error above the bound (or None), and the largest error up to there."""
     largest = 0.0
     for position, values in enumerate(said):
         error = max(abs(value - float(exact[position, int(token)])) for token, value in values.items())
@@ -35,15 +38,18 @@ def _swaps_at_ties(logits, last, top_k, router_tie, swaps):
             if (layer, position) in swaps or margin > router_tie:
                 continue
             pair = (int(near.indices[top_k - 1]), int(near.indices[top_k]))
-            # What is behind a swap is computed from other inputs: the swaps there may fit no more.
+            # Everything after a swap is computed from other inputs, so swaps found there may no longer fit: drop them.
             before = {at: swap for at, swap in swaps.items() if at[1] < position or at[0] < layer}
             yield before | {(layer, position): pair}, (layer, position, round(margin, 5))
 
 
 def explain(truth, run, top_k, bound, router_tie):
-    """Where a log-probability is further from the truth than the bound, the truth is computed anew with one router decision at
-    a tie, at that position or before it, taken the other way: the one with which the run agrees the furthest. What no such
-    decision explains stays in `largest`."""
+    """Explains errors above the bound by router ties.
+
+    If a log-probability is further from the truth than the bound, the truth is computed again with one router decision
+    at a tie, at that position or before it, taken the other way. The decision with which the run agrees longest is
+    kept. Errors that no such decision explains stay in `largest`.
+    """
     explained = Explained()
     for result in run:
         sequence, said = result["prompt"] + result["tokens"][:-1], result["logprobs"]

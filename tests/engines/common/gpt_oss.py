@@ -1,7 +1,8 @@
-"""A tiny random gpt-oss as it is published, MXFP4 experts with biases and rows of gate and up in turn, and its twin in floats.
+"""A tiny random gpt-oss as it is published, and its twin in floats.
 
-E2M1 times a power of two has two significant bits: the twin's bfloat16 weights are the same numbers, as are the biases. The
-biases are of the size of what they are added to, so that a bias that is lost, or counted twice, is far off.
+The published form has MXFP4 experts with biases, and rows of gate and up alternate. E2M1 times a power of two has two
+significant bits, so the twin's bfloat16 weights and biases are the same numbers. The biases are as large as the sums
+they are added to: one that is lost, or counted twice, is far off.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def make(seed: int) -> Model:
 
 
 def config(form: str) -> dict:
-    """With gpt-oss' own sizes and fields but for what makes it large."""
+    """Returns gpt-oss' own config, except for the sizes that make it large."""
     kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
     quantization = {"quant_method": "mxfp4", "modules_to_not_convert": kept} if form == "gpt_oss" else None
     rope = {
@@ -78,7 +79,7 @@ def expert_tensors(form: str, stem: str, name: str, matrix: tuple[torch.Tensor, 
 
 
 def write(directory: Path, form: str, model: Model) -> Path:
-    """A checkpoint of the form."""
+    """Writes a checkpoint of the form."""
     tensors = dict(model.dense)
     for (layer, name), matrix in model.experts.items():
         tensors |= expert_tensors(form, f"model.layers.{layer}.mlp.experts", name, matrix)
@@ -90,19 +91,19 @@ def write_all(root: Path, model: Model) -> dict[str, Path]:
 
 
 def with_experts_of(other: Model, model: Model) -> Model:
-    """The model with the experts and biases of the other, in a model's attention and routers."""
+    """Returns the model with the experts and biases of the other; attention and routers stay."""
     return Model(other.experts, model.dense | {name: t for name, t in other.dense.items() if ".experts." in name})
 
 
 def with_biases(model: Model, change) -> Model:
-    """The model with other biases of experts: change(name, tensor) of each."""
+    """Returns the model with changed biases of experts: change(name, tensor) for each."""
     return Model(
         model.experts,
         {name: change(name, tensor) if ".experts." in name else tensor for name, tensor in model.dense.items()},
     )
 
 
-# What a loader may do wrong to biases.
+# Mistakes a loader may make with biases.
 WRONG_BIASES = {
     "no biases": lambda name, bias: bias * 0,
     "down's twice": lambda name, bias: bias * (2 if "down" in name else 1),
@@ -110,13 +111,13 @@ WRONG_BIASES = {
 }
 
 
-# ---- the first layer's experts alone
+# ---- only the first layer's experts
 
 NAME = "model.layers.0.mlp.experts"
 
 
 def _matrices(generator: torch.Generator, inner: int) -> dict:
-    """{"gate_up", "down"}: (codes, scales) of all experts, with inner channels."""
+    """Returns {"gate_up", "down"}: (codes, scales) of all experts, with `inner` channels."""
     made = {}
     for name, rows, columns in (("gate_up", 2 * inner, HIDDEN), ("down", HIDDEN, inner)):
         codes = torch.randint(0, 256, (EXPERTS, rows, columns // 2), generator=generator, dtype=torch.uint8)
@@ -126,8 +127,8 @@ def _matrices(generator: torch.Generator, inner: int) -> dict:
 
 
 def of_three_blocks(seed: int) -> Model:
-    """Experts of 96 channels, 3 blocks of 32: two ranks get two and one. As gpt-oss on four ranks: 90 blocks, of which three
-    ranks have 23 and the last 21."""
+    """Makes experts of 96 channels, 3 blocks of 32: two ranks get two blocks and one. gpt-oss on four ranks is similar:
+    of its 90 blocks three ranks have 23 each and the last has 21."""
     generator, inner = torch.Generator().manual_seed(seed), 96
     experts = {(0, name): matrix for name, matrix in _matrices(generator, inner).items()}
     bias = torch.randn(EXPERTS, 2 * inner, generator=generator).bfloat16()
@@ -139,7 +140,7 @@ def batch(seed: int = 0):
 
 
 def library(model, inputs, columns=slice(None), down_bias=1, **options):
-    """The library's layer over the same numbers, or over a slice of the intermediate dimension."""
+    """Runs the library's layer over the same numbers, or over a slice of the intermediate dimension."""
     from nvfp4_moe._mxfp4 import cast_mxfp4
 
     (codes, scales), down = (model.experts[0, name] for name in ("gate_up", "down"))
@@ -163,8 +164,8 @@ def library(model, inputs, columns=slice(None), down_bias=1, **options):
 
 
 def check_slices(model, inputs, run_rank):
-    """run_rank(number): the output of one of two tensor parallel ranks. Each gets whole blocks, the last what is left, and
-    down's bias counts once. Returns both outputs."""
+    """Runs two tensor parallel ranks and returns both outputs. run_rank(number) returns a rank's output. Each rank gets
+    whole blocks, the last one the remainder, and down's bias counts once."""
     inner = model.experts[0, "down"][0].shape[2] * 2
     first = -(-inner // 2 // 32) * 32
     parts = [run_rank(number) for number in range(2)]
@@ -174,8 +175,9 @@ def check_slices(model, inputs, run_rank):
 
 
 def exact(model, hidden, ids, weights):
-    """transformers' own experts in float64, and how far bfloat16's roundings of the intermediate, of each row and of the sum
-    may move each element: half an ulp each, up to 2^-8 of the value, and 2^-16 for sums and functions in float32."""
+    """Runs transformers' own experts in float64. Also returns how far bfloat16's roundings of the intermediate, of each
+    row and of the sum may move each element: half an ulp each, up to 2^-8 of the value, and 2^-16 for sums and
+    functions in float32."""
     from transformers import GptOssConfig
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
@@ -202,8 +204,8 @@ def exact(model, hidden, ids, weights):
 
 
 def check_exact(model, inputs, run_model):
-    """run_model(model): an engine's output for these inputs. It is the library's layer bit for bit, and transformers' but for
-    roundings; biases that are lost or counted twice are far beyond those."""
+    """Checks run_model(model), an engine's output for these inputs. It equals the library's layer bit for bit, and
+    transformers' up to roundings. Biases that are lost or counted twice are far beyond those."""
     out = run_model(model)
     assert torch.equal(out, library(model, inputs))
     expected, off = exact(model, *inputs)

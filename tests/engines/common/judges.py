@@ -8,7 +8,7 @@ from models import TOP_K
 
 
 def judge(truth_of_model, twin_run, run, what: str, least: int = 50) -> None:
-    """A run against the truth: no further from it than twice what the stock engine is on the twin. least: values compared."""
+    """Checks that a run's error is at most twice that of the stock engine on the twin. least: values compared."""
     twin, ours = truth.measure(truth_of_model, twin_run), truth.measure(truth_of_model, run)
     print(f"\n{what}: {ours}\ntwin: {twin}")
     assert twin.values > least, "the twin itself leaves the truth at once: there is nothing to compare"
@@ -17,8 +17,8 @@ def judge(truth_of_model, twin_run, run, what: str, least: int = 50) -> None:
 
 
 def judge_without_routers(truth_of_model, twin_run, run, what: str, least: int = 100) -> None:
-    """A run whose routers were not recorded: what is further off than the stock engine over the twin, whose routers were,
-    must be what follows from a router's tie decided the other way, and nothing else."""
+    """Judges a run whose routers were not recorded. Errors above those of the stock engine on the twin, whose routers
+    were recorded, must follow from a router's tie decided the other way."""
     stock = truth.measure(truth_of_model, twin_run)
     bound, router_tie = 2 * stock.logprob, 2 * stock.router
     explained = explain(truth_of_model, run, TOP_K, bound, router_tie)
@@ -27,15 +27,15 @@ def judge_without_routers(truth_of_model, twin_run, run, what: str, least: int =
 
 
 def is_seen(truth_of_model, twin_run, run, what: str) -> bool:
-    """What the bounds are worth: whether a run of wrong weights is beyond them by a log-probability or a router's decision."""
+    """Tests the bounds: a run with wrong weights must exceed them, in a log-probability or in a router's decision."""
     twin, wrong = truth.measure(truth_of_model, twin_run), truth.measure(truth_of_model, run)
     print(f"\n{what}: {wrong}\ntwin: {twin}")
     return wrong.logprob > 2 * twin.logprob or max(wrong.expert_margins, default=0) > 2 * twin.router
 
 
 def faults_beside(pair, run, what: str) -> list[str]:
-    """pair: a model in float32 and in bfloat16 by transformers. What of the run is further from the first than twice what the
-    second is, over the same sequences."""
+    """pair: a model in float32 and in bfloat16 by transformers. Lists the values of the run that are further from the
+    first than twice the second's error, over the same sequences."""
     ours, yardstick = truth.measure_beside(*pair, run)
     print(f"\n{what}: {ours}\ntransformers in bfloat16: {yardstick}")
     assert ours.values == yardstick.values > 100

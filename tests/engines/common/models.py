@@ -1,7 +1,7 @@
-"""A tiny random Qwen3-MoE with NVFP4 experts as each producer writes it, and its twin in floats of the very same numbers.
+"""A tiny random Qwen3-MoE with NVFP4 experts as each producer writes it, and its twin in floats of the same numbers.
 
-Tensor scales are powers of two: E2M1 x E4M3 x 2^n has at most six significant bits, so that the twin's bfloat16 weights are
-exact and nothing but the rounding of activations differs. gate and up have scales of their own, four times apart.
+Tensor scales are powers of two: E2M1 x E4M3 x 2^n has at most six significant bits, so the twin's bfloat16 weights are
+exact and only the rounding of activations differs. gate and up have scales of their own, four times apart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Matrix(NamedTuple):
     tensor_scale: torch.Tensor
 
     def floats(self) -> torch.Tensor:
-        """Dequantized here, so that the twin shares nothing with the library."""
+        """Dequantized here, so that the twin shares no code with the library."""
         both = torch.stack([self.codes & 15, self.codes >> 4], -1)
         values = E2M1[(both & 7).long()] * torch.where(both >= 8, -1.0, 1.0)
         scales = self.scales.view(torch.float8_e4m3fn).float() * self.tensor_scale
@@ -52,14 +52,14 @@ def mxfp4_floats(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def quantized(weight: torch.Tensor, exponent: int) -> Matrix:
-    """A weight times 2^exponent, with that tensor scale."""
+    """Quantizes a weight times 2^exponent with that tensor scale."""
     scale = 2.0**exponent
     codes, scales, _ = nvfp4_moe.quantize(weight * scale, tensor_scale=scale)
     return Matrix(codes, scales, torch.tensor(scale))
 
 
 def make(seed: int) -> Model:
-    """Random weights. Routers and head are wide, so that most of their decisions are no ties."""
+    """Random weights. Routers and head have a wide range, so that most of their decisions are not ties."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(rows: int, columns: int, size: float) -> torch.Tensor:
@@ -84,13 +84,13 @@ def make(seed: int) -> Model:
         for expert in range(EXPERTS):
             for name, exponent in EXPONENTS.items():
                 rows, columns = (HIDDEN, INNER) if name == "down_proj" else (INNER, HIDDEN)
-                # The range that the tensor scale asks for, so that E4M3 neither saturates nor underflows.
+                # The range that suits the tensor scale, so that E4M3 neither saturates nor underflows.
                 experts[layer, expert, name] = quantized(random(rows, columns, 1) * 2.0**10, exponent)
     return Model(experts, {name: tensor.bfloat16() for name, tensor in dense.items()})
 
 
 def with_quantization(quantization: dict | None, fields: dict) -> dict:
-    """A config.json of these fields and those that all models here have."""
+    """Returns a config.json with these fields and those that all models here have."""
     common = {
         "bos_token_id": 1, "eos_token_id": 2, "dtype": "bfloat16", "head_dim": HEAD,
         "hidden_size": HIDDEN, "tie_word_embeddings": False, "vocab_size": VOCABULARY,
@@ -120,7 +120,7 @@ def _modelopt(algorithm: str) -> dict:
 
 
 def mixed_layers(stems: list[str], projections=tuple(EXPONENTS)) -> dict:
-    """quantized_layers of ModelOpt: NVFP4 in the first module of experts, W4A16 in the second."""
+    """Returns ModelOpt's quantized_layers: NVFP4 in the first module of experts, W4A16 in the second."""
     return {
         f"{stem}.{expert}.{name}": {"quant_algo": algorithm, "group_size": 16}
         for stem, algorithm in zip(stems, ("NVFP4", "W4A16_NVFP4"), strict=True)
@@ -153,7 +153,7 @@ def _compressed(activations: bool) -> dict:
 
 
 def quantization(form: str) -> dict | None:
-    """quantization_config of a form."""
+    """Returns the quantization_config of a form."""
     return {
         "modelopt": lambda: _modelopt("NVFP4"),
         "modelopt_w4a16": lambda: _modelopt("W4A16_NVFP4"),
@@ -165,7 +165,7 @@ def quantization(form: str) -> dict | None:
 
 
 def expert_tensors(form: str, name: str, matrix: Matrix) -> dict[str, torch.Tensor]:
-    """One matrix's tensors as a form's checkpoint names them. name ends in the projection."""
+    """Names one matrix's tensors as a form's checkpoint does. name ends in the projection."""
     scales = matrix.scales.view(torch.float8_e4m3fn)
     if form == "twin":
         return {f"{name}.weight": matrix.floats().bfloat16()}
@@ -180,7 +180,7 @@ def expert_tensors(form: str, name: str, matrix: Matrix) -> dict[str, torch.Tens
 
 
 def save(directory: Path, tensors: dict[str, torch.Tensor], config: dict) -> Path:
-    """A checkpoint; with ModelOpt's own file, from which alone SGLang reads an algorithm a layer."""
+    """Writes a checkpoint, with ModelOpt's own file: SGLang reads the algorithm of each layer only from there."""
     directory.mkdir(parents=True)
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
     save_file(copies, directory / "model.safetensors", {"format": "pt"})
@@ -194,7 +194,7 @@ def save(directory: Path, tensors: dict[str, torch.Tensor], config: dict) -> Pat
 
 
 def write(directory: Path, form: str, model: Model, config=config, stem="model.layers.{}.mlp.experts") -> Path:
-    """A checkpoint of the form. config, stem: another model's config and module of experts."""
+    """Writes a checkpoint of the form. config, stem: another model's config and module of experts."""
     tensors = dict(model.dense)
     for (layer, expert, projection), matrix in model.experts.items():
         tensors |= expert_tensors(form, f"{stem.format(layer)}.{expert}.{projection}", matrix)
@@ -202,14 +202,16 @@ def write(directory: Path, form: str, model: Model, config=config, stem="model.l
 
 
 def write_all(root: Path, model: Model) -> dict[str, Path]:
-    """Every form of one model below root: {form: directory}."""
+    """Writes every form of one model below root: {form: directory}."""
     return {form: write(root / form, form, model) for form in FORMS}
 
 
 def scaled(model: Model, projection: str, factor: float) -> Model:
-    """The model with other tensor scales of one projection: a wrong one, which a judge has to see.
+    """Multiplies the tensor scales of one projection: a wrong model, which a judge must detect.
 
-    up's is four times gate's: a quarter is what an engine computes that reads the first of the two for both."""
+    up's scales are four times gate's. A factor of a quarter gives what an engine computes that reads only the first of
+    the two scales.
+    """
     experts = {
         key: matrix._replace(tensor_scale=matrix.tensor_scale * factor) if key[2] == projection else matrix
         for key, matrix in model.experts.items()

@@ -1,8 +1,8 @@
-"""A tiny random Nemotron-3: attention and mixtures of experts without a gate, relu2 between latent projections and beside a shared
-expert; the experts as each producer writes NVFP4, and its twin in floats of the very same numbers.
+"""A tiny random Nemotron-3, with its experts as each producer writes NVFP4, and its twin in floats of the same numbers.
 
-Every token goes to every expert, by weights of its own: there are no ties in which a run may differ. There are no Mamba layers,
-whose kernels no engine has for CPUs.
+It has attention and mixtures of experts without a gate: relu2 between latent projections, and a shared expert. Every
+token goes to every expert, with its own weights, so there are no ties at which a run may differ. There are no Mamba
+layers, because no engine has their kernels for CPUs.
 """
 
 from __future__ import annotations

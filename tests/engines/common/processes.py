@@ -10,7 +10,8 @@ from pathlib import Path
 
 
 class Process:
-    """python SCRIPT ARGUMENT..., in a session of its own: an engine's children may outlive it. Its output is folder/NAME.log."""
+    """Runs `python SCRIPT ARGUMENT...` in a session of its own, since an engine's children may outlive it. Its output
+    goes to folder/NAME.log."""
 
     def __init__(
         self, script: Path, *arguments: object, env: dict[str, str], folder: Path, name="run", cwd=None
@@ -23,7 +24,7 @@ class Process:
             )
 
     def wait(self, limit_s: float) -> int | None:
-        """Its exit status, or None if it had to be ended. Its children are gone too."""
+        """Returns its exit status, or None if it had to be ended. Its children are gone too."""
         try:
             return self._process.wait(limit_s)
         except subprocess.TimeoutExpired:

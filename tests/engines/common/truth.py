@@ -1,13 +1,14 @@
 """The twin in float32 by transformers, and how far a run of an engine in bfloat16 may be from it.
 
-What bfloat16 can hold is measured on the engine itself over the twin, whose weights are the same numbers: the largest error
-(and root mean square) of its log-probabilities, and of its routers' logits, against the truth. An NVFP4 model rounds activations where the twin
-does, so that its choices may differ only at ties: where the truth holds two tokens, or the last expert that is chosen and the
-first that is not, within twice that error, since each of the two may be off by it. Behind another choice of experts
-everything is computed from other inputs: a sequence is compared up to there.
+The engine itself, run over the twin with the same weights, shows what bfloat16 can hold: the largest error (and root
+mean square) of its log-probabilities, and of its routers' logits, against the truth. An NVFP4 model rounds activations
+at the same places as the twin, so its choices may differ only at ties: if the truth holds two tokens, or the last
+chosen expert and the first that is not, within twice that error, since each of the two may be off by it. After another
+choice of experts everything is computed from other inputs, so a sequence is compared only up to there.
 
-A run is a list by prompt of {"prompt", "tokens", "logprobs", "routers"}: logprobs by position of prompt and tokens but the last,
-{token: log-probability}; routers by layer {"logits": (T, E), "experts": (T, top_k)}, empty if they were not recorded.
+A run is a list by prompt of {"prompt", "tokens", "logprobs", "routers"}. logprobs are by position of prompt and tokens
+but the last, {token: log-probability}. routers are by layer {"logits": (T, E), "experts": (T, top_k)}, empty if they
+were not recorded.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 class Truth:
     """of(sequence): log-probabilities (T, V), and router logits (T, E) by layer, in float32 or another dtype.
 
-    With swaps {(layer, position): (chosen, other)}: the same where the other expert is computed in place of the chosen one.
+    With swaps {(layer, position): (chosen, other)}: the same, with the other expert computed instead of the chosen one.
     """
 
     def __init__(self, directory, dtype=torch.float32):
@@ -39,7 +40,7 @@ class Truth:
         seen = []
 
         def route(gate, inputs, output):
-            """A gate's (logits, weights, experts), with the swaps of its layer in."""
+            """Returns a gate's (logits, weights, experts) after the swaps of its layer."""
             logits = F.linear(inputs[0].reshape(-1, inputs[0].shape[-1]), gate.weight, getattr(gate, "bias", None))
             here = {position: pair for (layer, position), pair in swaps.items() if layer == len(seen)}
             seen.append(logits)
@@ -65,7 +66,8 @@ class Truth:
 
 @dataclasses.dataclass
 class Errors:
-    """Largest errors of a run; margins in the truth by which it took another token or expert; and how much was compared."""
+    """The largest errors of a run, the margins in the truth by which it took another token or expert, and the number of
+    values compared."""
 
     logprob: float = 0.0
     squares: float = 0.0
@@ -81,7 +83,7 @@ class Errors:
         return (self.squares / max(1, self.values)) ** 0.5
 
     def faults(self, yardstick):
-        """What is beyond twice the errors of the engine's bfloat16 twin: a list of words, empty if nothing is."""
+        """Returns in words what exceeds twice the errors of the engine's bfloat16 twin, [] if nothing does."""
         worst_token, worst_expert = max(self.token_margins, default=0), max(self.expert_margins, default=0)
         checked = {
             f"rms {self.rms} of {yardstick.rms}": self.rms <= 2 * yardstick.rms,
@@ -102,7 +104,7 @@ class Errors:
 
 
 def _flip(routers, logits, errors):
-    """The first position at which another set of experts is chosen than the truth's, or how many there are."""
+    """Returns the first position with other experts than the truth's, or the number of positions."""
     positions = len(routers[0]["experts"])
     for position in range(positions):
         for said, exact in zip(routers, logits, strict=True):
@@ -119,7 +121,7 @@ def _flip(routers, logits, errors):
 
 
 def measure(truth, run):
-    """Errors of a run whose routers are recorded."""
+    """Returns the errors of a run with recorded routers."""
     errors = Errors()
     for result in run:
         sequence = result["prompt"] + result["tokens"][:-1]
@@ -143,8 +145,8 @@ def measure(truth, run):
 
 
 def measure_beside(exact, coarse, run):
-    """(Errors of a run, Errors of the same model in `coarse`, a Truth in bfloat16, over the run's own sequences): the yardstick where
-    an engine cannot serve the twin. Of a model without router decisions."""
+    """Returns (Errors of a run, Errors of the same model in `coarse`, a Truth in bfloat16, over the run's own
+    sequences). This is the yardstick if an engine cannot serve the twin. For models without router decisions."""
     twin = []
     for result in run:
         said = coarse.of(result["prompt"] + result["tokens"][:-1])[0]

@@ -16,7 +16,7 @@ ROOT = HERE.parents[2]
 
 sys.path.insert(0, str(HERE.parent / "common"))  # models, truth
 sys.path.insert(0, str(ROOT / "tests/python"))  # moe_reference: the layer in float64, as intervals
-sys.path.append(str(HERE / "stubs"))  # after the real ones, if there are any
+sys.path.append(str(HERE / "stubs"))  # after the real ones, if they are installed
 sys.path.append(str(HERE.parent))
 
 import install  # noqa: E402
@@ -24,7 +24,7 @@ from processes import Process  # noqa: E402
 
 
 def pytest_ignore_collect(collection_path):
-    """Nothing of the stand-ins is a test."""
+    """The stand-ins contain no tests."""
     return (HERE / "stubs") in collection_path.parents or None
 
 
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def plugin_path(tmp_path_factory):
-    """A folder with the entry points of pyproject.toml, as the metadata of an installed wheel has them, and those of record.py."""
+    """Makes a folder with the entry points of pyproject.toml, as in an installed wheel, and those of record.py."""
     folder = tmp_path_factory.mktemp("metadata")
     recorder = "[sglang.srt.plugins]\nrecord = record:register\n"
     for name, points in (("nvfp4-moe", install.entry_points()), ("nvfp4-moe-record", recorder)):
@@ -52,8 +52,8 @@ def plugin_path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sglang(plugin_path):
-    """SGLang with its plugins loaded; entry points of pyproject.toml, so that the name there is tested too."""
-    # Layers are compared with the library's in bf16, unless a test says another format.
+    """SGLang with its plugins loaded from pyproject.toml's entry points, so that the name there is tested too."""
+    # Layers are compared with the library's in bf16, unless a test sets another format.
     os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "NVFP4_MOE_THREADS": "1", "NVFP4_MOE_ACTIVATIONS": "bf16"}
     sys.path.insert(0, str(plugin_path))
     from sglang.srt.plugins import load_plugins
@@ -68,14 +68,14 @@ def sglang(plugin_path):
 
 @pytest.fixture
 def configured(sglang):
-    """configured(**arguments of the server): the arguments that layers are made under, from then on, as a user gave them."""
+    """configured(**arguments of the server): sets the arguments for new layers, as if a user had given them."""
     with contextlib.ExitStack() as stack:
         made = []
 
         def configure(**arguments):
             made.append(stack.enter_context(sglang.get_context().override_server_args(device="cpu", **arguments)))
             if (raw := getattr(made[-1], "_raw_input", None)) is not None:
-                made[-1]._raw_input = {**raw, **arguments}  # what a user wrote, and no choice of SGLang's
+                made[-1]._raw_input = {**raw, **arguments}  # as if a user had set it, not SGLang
             from sglang.srt.layers.moe.utils import initialize_moe_config
 
             initialize_moe_config()
@@ -89,7 +89,7 @@ def configured(sglang):
 
 @pytest.fixture
 def refusals():
-    """The module, which has said nothing yet."""
+    """The module, before it has logged anything."""
     from nvfp4_moe.sglang import refusals
 
     refusals._said.clear()
@@ -117,7 +117,7 @@ def environment(plugin_path):
         env |= {"TOKENIZERS_PARALLELISM": "false"} | ({} if on_gpu else CPU)
         for name in ("NVFP4_MOE_MODE", "SGLANG_PLUGINS"):
             env.pop(name, None)
-        env["NVFP4_MOE_ACTIVATIONS"] = "bf16"  # what the bounds are for; None takes it away
+        env["NVFP4_MOE_ACTIVATIONS"] = "bf16"  # the bounds are made for it; None removes it
         for name, value in variables.items():
             env.pop(name, None) if value is None else env.update({name: value})
         return env
@@ -127,9 +127,10 @@ def environment(plugin_path):
 
 @pytest.fixture(scope="session")
 def serve(environment, tmp_path_factory):
-    """serve(model, reload=None, record=True, variables={}, **arguments of Engine) -> (rounds or None, exit status, log).
+    """serve(model, reload=None, record=True, variables={}, **arguments of Engine) -> (rounds or None, exit status,
+    log).
 
-    record: whether the routers' decisions are written down, which a captured graph cannot do.
+    record: whether to record the routers' decisions, which a captured graph cannot do.
     """
 
     def run(model, *, reload=None, record=True, variables=None, **arguments):
@@ -147,8 +148,8 @@ def serve(environment, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(request, serve, checkpoints):
-    """served(job) -> (rounds, log), of the module's JOBS {name: (checkpoint, what serve takes)}. All start with the first that
-    is asked for; an engine is three processes."""
+    """served(job) -> (rounds, log), for the module's JOBS {name: (checkpoint, arguments of serve)}. The first call
+    starts all jobs; an engine has three processes."""
     pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 3))
     started = {}
 

@@ -21,7 +21,7 @@ def quantization_config(form):
 
 
 def make_layer(form, model=None, **options):
-    """model: whose experts may have no gate."""
+    """Makes a layer of SGLang's. model: its experts may have no gate."""
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 
     if model is not None and (0, 0, "gate_proj") not in model.experts:
@@ -38,8 +38,8 @@ def make_layer(form, model=None, **options):
 
 
 def load(layer, form, model):
-    """The checkpoint's tensors through the names and the loader that SGLang's models use. In its NemotronH what is called a
-    gate is up, and there is no third matrix."""
+    """Loads the checkpoint's tensors through the names and the loader that SGLang's models use. SGLang's NemotronH
+    passes up under the gate's name, and has no third matrix."""
     is_gated = (0, 0, "gate_proj") in model.experts
     names = ("gate_proj", "down_proj", "up_proj") if is_gated else ("up_proj", "down_proj", "")
     mapping = layer.make_expert_params_mapping(*names, models.EXPERTS)
@@ -60,7 +60,7 @@ def rank(sglang, *, ep=(1, 0), tp=(1, 0)):
     from sglang.srt.distributed import parallel_state
 
     size = ep[0] * tp[0]
-    # Releases up to 0.5.20 ask for the group itself, which a single process has no use for.
+    # Releases up to 0.5.20 read the group itself, which a single process does not need.
     no_group = mock.patch.object(parallel_state, "_TP", object(), create=True)
     state = sglang.get_parallel().override(
         tp_size=size, tp_rank=max(ep[1], tp[1]), attn_tp_size=size, moe_ep_size=ep[0], moe_ep_rank=ep[1],
@@ -83,7 +83,7 @@ def pack(layer):
 
 
 def served(sglang, form, model, inputs, *, ep=(1, 0), tp=(1, 0), **options):
-    """The output of one rank's layer, made, loaded and run as SGLang does."""
+    """Makes, loads and runs one rank's layer as SGLang does, and returns its output."""
     with rank(sglang, ep=ep, tp=tp):
         layer = make_layer(form, model, **options)
         load(layer, form, model)
@@ -92,7 +92,7 @@ def served(sglang, form, model, inputs, *, ep=(1, 0), tp=(1, 0), **options):
 
 
 def ask(monkeypatch, activation_format):
-    """Layers made from now on have this format of activations asked for, which the environment does for a whole process."""
+    """Sets the format of activations for new layers. The environment would set it for the whole process."""
     from nvfp4_moe.sglang import compressed_tensors, hooks
 
     def asking(own, place):

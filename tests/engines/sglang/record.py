@@ -5,7 +5,7 @@ import os
 
 
 def before_forward(layer, hidden_states, topk_output, *rest, **named):
-    """(layer, (T, E) router logits, (T, top_k) experts), from one rank: all see the same."""
+    """Records (layer, (T, E) router logits, (T, top_k) experts) of one rank: all ranks have the same."""
     if layer.moe_ep_rank == 0 and layer.moe_tp_rank == 0:
         said = {
             "layer": layer.layer_id,
@@ -17,12 +17,12 @@ def before_forward(layer, hidden_states, topk_output, *rest, **named):
 
 
 def mm_in_another_dtype(first, second, out_dtype):
-    """torch.mm with out_dtype, which SGLang's Nemotron-H calls for its router and torch has for GPUs alone."""
+    """torch.mm with out_dtype, which SGLang's Nemotron-H calls for its router and torch has only for GPUs."""
     return first.to(out_dtype) @ second.to(out_dtype)
 
 
 def register():
-    """Called by SGLang in each process; records nothing where no file is named."""
+    """Called by SGLang in each process. Records nothing if no file is named."""
     import torch
 
     if not torch.cuda.is_available():

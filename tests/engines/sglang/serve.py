@@ -1,10 +1,13 @@
-"""One start of SGLang's engine on a GPU, or on a CPU if there is none, in a process of its own: serve.py JOB.json RESULT.json.
+"""Starts SGLang's engine once, on a GPU, or on a CPU if there is no GPU. usage: serve.py JOB.json RESULT.json
 
 JOB: {"model", "arguments" of Engine, "reload": a model directory to load weights from before a second round}. RESULT:
-{"rounds": [[{"prompt", "tokens", "logprobs", "routers"}, ...], ...]}: for each prompt, alone in its batch, the greedy
-tokens; by position of prompt and tokens but the last, the log-probabilities of the likeliest next tokens, {token:
-log-probability}; and by layer and position {"logits", "experts"} of the router, as record.py writes them (no layer where
-NVFP4_RECORD names no file).
+{"rounds": [[{"prompt", "tokens", "logprobs", "routers"}, ...], ...]}. Each prompt is a batch of its own and has:
+
+- the greedy tokens;
+- by position of prompt and tokens but the last, the log-probabilities of the likeliest next tokens,
+  {token: log-probability};
+- by layer and position {"logits", "experts"} of the router, as record.py writes them. There are no layers if
+  NVFP4_RECORD names no file.
 """
 
 import json
@@ -22,17 +25,17 @@ PROMPTS = [
 ]
 NEW_TOKENS, TOP = 12, 20
 CPU = {"device": "cpu", "attention_backend": "torch_native"}
-# Neither backend is flashinfer, which is of GBs and built by a JIT compiler.
+# Neither backend is flashinfer, which takes gigabytes and is built by a JIT compiler.
 GPU = {"device": "cuda", "attention_backend": "triton"}
 
 
 def by_token(steps):
-    """SGLang's lists of (log-probability, token, text), without the first of a prompt, which has none."""
+    """SGLang's lists of (log-probability, token, text). A prompt's first token has no log-probability: left out."""
     return [{token: value for value, token, _ in step} for step in steps if step]
 
 
 def read_routers(record):
-    """[layer] -> {"logits": (T, E), "experts": (T, top_k)} of all calls since the last reading; nothing of no record."""
+    """Returns [layer] -> {"logits": (T, E), "experts": (T, top_k)} since the last reading; nothing without a record."""
     if record is None:
         return []
     layers = {}
@@ -83,7 +86,7 @@ def main():
     try:
         rounds = [generate(engine, record)]
         if "reload" in job:
-            # SGLang answers a request before it has retired it, and then says that its cache was not flushed.
+            # SGLang answers a request before it retires it, and then reports that its cache was not flushed.
             for _ in range(20):
                 done, message, *_ = engine.update_weights_from_disk(job["reload"])
                 if done:

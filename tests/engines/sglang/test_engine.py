@@ -1,7 +1,8 @@
-"""A tiny Qwen3-MoE in SGLang's real engine, in each form: tokens, log-probabilities and routers beside truth.py's.
+"""A tiny Qwen3-MoE in SGLang's real engine, in each form: tokens, log-probabilities and routers against truth.py's.
 
-On a CPU by ./dev engines sglang. On a GPU by pytest alone, with SGLang and the package on PYTHONPATH: the same engines, and
-the twin and the experts in CUDA graphs, of which explain.py judges what is said, since nothing can be recorded in them.
+On a CPU run it with ./dev engines sglang. On a GPU run it with pytest, with SGLang and the package on PYTHONPATH. There
+the same engines run, and also the twin and the experts in CUDA graphs. Nothing can be recorded in a graph, so
+explain.py judges those outputs.
 """
 
 import judges
@@ -10,7 +11,7 @@ import pytest
 from engines import ON_GPU, TWO_RANKS, on_cpu_only, on_gpu_only, two_devices
 from truth import Truth
 
-# Graphs of decoding and of prefill, as SGLang serves by default, for the few sizes that occur.
+# Graphs of decoding and of prefill, which SGLang uses by default, for the few sizes that occur.
 GRAPHS = {
     "record": False, "disable_cuda_graph": False, "disable_overlap_schedule": False,
     "cuda_graph_bs_decode": [1, 2, 4], "cuda_graph_bs_prefill": [4, 8, 16],
@@ -41,7 +42,7 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def judged(served, checkpoints):
-    """judged(run, what, judge): that it is the truth's but for ties, by what the engine's bfloat16 twin is off."""
+    """judged(run, what, judge): a run equals the truth, except at ties, within the bfloat16 twin's errors."""
     truth, (twin, _) = Truth(checkpoints["twin"]), served("twin")
     return lambda run, what, judge=judges.judge: judge(truth, twin[0], run, what, 500)
 

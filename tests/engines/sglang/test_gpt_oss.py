@@ -1,7 +1,8 @@
-"""gpt-oss' experts in SGLang: its own block, loader and runner, on any rank, against the library and transformers' block.
+"""gpt-oss' experts in SGLang: its own block, loader and runner, on any rank, against the library and transformers'
+block.
 
-Not the whole model: SGLang serves gpt-oss with attention backends that know sinks and sliding windows, and that of CPUs
-(intel_amx) needs AMX and sgl_kernel.
+The whole model is not run: SGLang serves gpt-oss with attention backends that handle sinks and sliding windows, and the
+one for CPUs (intel_amx) needs AMX and sgl_kernel.
 """
 
 import types
@@ -21,7 +22,7 @@ def model():
 
 
 class Holder(torch.nn.Module):
-    """What of SGLang's model its loader of experts reads: parameters by name, and sizes."""
+    """The part of SGLang's model that its loader of experts reads: parameters by name, and sizes."""
 
     def __init__(self, experts, inner):
         super().__init__()
@@ -67,7 +68,7 @@ def make_layer(prefix=NAME, **options):
 
 
 def load(layer, model, inner=gpt_oss.INNER):
-    """The published tensors through SGLang's own loader of gpt-oss."""
+    """Loads the published tensors through SGLang's own loader of gpt-oss."""
     from sglang.srt.models.gpt_oss import GptOssForCausalLM
 
     loaded = GptOssForCausalLM._load_mxfp4_experts_weights(Holder(layer, inner), tensors(model))
@@ -104,7 +105,7 @@ def test_ranks_get_whole_blocks_and_the_last_what_is_left_and_count_down_s_bias_
     inputs = batch(2)
     parts = gpt_oss.check_slices(sliced, inputs, lambda number: served(sglang, sliced, inputs, tp=(2, number)))
     expected, off = exact(sliced, *inputs)
-    # Each rank rounds rows and sums of its own, whose sizes are not the whole's.
+    # Each rank rounds its own rows and sums, which differ in size from those of the whole.
     allowed = off + sum(2.0**-8 * part.double().abs() for part in parts) + 2.0**-8 * off.max()
     assert ((sum(part.double() for part in parts) - expected).abs() <= allowed).all()
 
@@ -150,7 +151,7 @@ def test_what_no_file_brings_is_an_error(sglang, configured, model, lost):
 
 
 def test_the_models_own_block_selects_and_computes(sglang, configured, model):
-    """SGLang's GptOssSparseMoeBlock, its router with a bias and all, against transformers' experts of its decisions."""
+    """SGLang's GptOssSparseMoeBlock, including its router's bias, against transformers' experts at its decisions."""
     from sglang.srt.layers.quantization.mxfp4 import Mxfp4Config
     from sglang.srt.models.gpt_oss import GptOssSparseMoeBlock
 
@@ -208,7 +209,7 @@ def test_a_hidden_size_that_sglang_pads_is_refused(sglang):
 
 
 def test_a_backend_that_sglang_chose_for_the_model_is_no_users_choice(sglang, configured, refusals, model, caplog):
-    """SGLang gives gpt-oss and Nemotron-H runner backends of its own where the user names none."""
+    """SGLang gives gpt-oss and Nemotron-H runner backends of its own if the user names none."""
     inputs = batch(8)
     for asked, taken in (("auto", True), ("triton", False)):
         refusals._said.clear()

@@ -1,6 +1,7 @@
-"""SGLang's FusedMoE with the plugin, in this process: its own loader and runner, against the library and a float64 layer.
+"""SGLang's FusedMoE with the plugin, in this process: its own loader and runner, against the library and a float64
+layer.
 
-Gated experts, and ones without a gate, as Nemotron-3's. Ranks run one after the other: SGLang's parallel state is overridden
+The experts have a gate, or none, as Nemotron-3's. Ranks run one after the other: SGLang's parallel state is overridden
 for each, and outputs are added as the all-reduce would.
 """
 
@@ -25,7 +26,7 @@ def any_model(request, model):
     return model if request.param == "gated" else models.without_gates(models.make(7))
 
 
-# ---- what is taken, and that it is right
+# ---- layers that are taken compute the right values
 
 
 @pytest.mark.parametrize("form", models.QUANTIZED)
@@ -80,7 +81,7 @@ def test_the_routed_scaling_factor_is_applied_once(sglang, configured, any_model
     expected = library(any_model, inputs)
     with rank(sglang):
         layer = make_layer("modelopt", any_model, routed_scaling_factor=2.5)
-        assert layer.should_fuse_routed_scaling_factor_in_topk  # the router's weights have it
+        assert layer.should_fuse_routed_scaling_factor_in_topk  # the router's weights include it
     assert torch.equal(served(sglang, "modelopt", any_model, inputs, routed_scaling_factor=2.5), expected)
     assert torch.equal(served(sglang, "compressed_w4a4", any_model, inputs, routed_scaling_factor=2.5), expected * 2.5)
 
@@ -93,7 +94,7 @@ def test_no_tokens_masked_ids_and_more_tokens_than_a_call_takes(sglang, configur
     hidden, ids, weights = batch(6)
     ids[2] = -1
     ids[4, 1] = -1
-    # In several calls first: memory that a run of all tokens has left would hold what a call forgets.
+    # First in several calls: memory left by a run of all tokens would hide values that a call does not write.
     with monkeypatch.context() as several:
         several.setattr(runner, "MAX_TOKENS", 4)
         parts = served(sglang, "modelopt", model, (hidden, ids, weights))
@@ -116,7 +117,7 @@ def test_activations_in_the_format_that_the_user_asks_for(
 
 @pytest.fixture
 def automatic(monkeypatch):
-    """Layers whose format of activations is left to the rule, and a log that has not said it."""
+    """Layers that use the default format of activations, and a log that has not reported it yet."""
     from nvfp4_moe.sglang import experts
 
     ask(monkeypatch, "auto")
@@ -146,7 +147,7 @@ def test_auto_follows_what_the_checkpoint_declares(
 
 
 def test_modelopts_groups_and_each_matrix_of_a_mixed_model_are_read(sglang, configured, model, automatic, monkeypatch):
-    """input_activations that are null beside quant_algo NVFP4; and an algorithm of one projection."""
+    """input_activations that are null next to quant_algo NVFP4, and an algorithm for only one projection."""
     from nvfp4_moe.sglang import internals
 
     configured()
@@ -182,7 +183,7 @@ def test_parameters_are_freed_and_can_be_loaded_again_in_place(sglang, configure
                 run(layer, *inputs)
             pack(layer)
             first = run(layer, *inputs)
-            layer.quant_method.process_weights_after_loading(layer)  # a second call has nothing to do
+            layer.quant_method.process_weights_after_loading(layer)  # a second call does nothing
             assert torch.equal(run(layer, *inputs), first)
             state = layer.scheme._experts if layer.scheme is not None else layer.quant_method.nvfp4_moe_state
             handle = state.ready().layer.handle
@@ -195,7 +196,7 @@ def test_parameters_are_freed_and_can_be_loaded_again_in_place(sglang, configure
                 run(layer, *inputs)
             pack(layer)
             assert torch.equal(run(layer, *inputs), library(other, inputs))
-            assert state.ready().layer.handle == handle  # captured graphs hold it
+            assert state.ready().layer.handle == handle  # captured graphs contain it
 
 
 def test_an_expert_that_no_file_brings_is_an_error(sglang, configured, any_model):
@@ -222,7 +223,7 @@ def test_random_weights_of_a_dummy_load_are_made_legal(sglang, configured):
             assert run(layer, *batch()).isfinite().all()
 
 
-# ---- what is left to SGLang
+# ---- layers that are left to SGLang
 
 REFUSED = [
     ({"enable_eplb": True}, {}, "--enable-eplb: packed experts cannot be moved between ranks"),
@@ -246,7 +247,7 @@ def test_what_is_not_taken_is_sglangs_with_one_line_that_says_why(
     configured(**arguments)
     with rank(sglang), caplog.at_level(logging.WARNING, "nvfp4_moe.sglang"):
         for number in range(2):
-            # SGLang's own method, which says of this machine that it has no kernel for NVFP4.
+            # SGLang's own method, which reports that it has no kernel for NVFP4 on this machine.
             with pytest.raises(ValueError, match="Current platform does not support NVFP4"):
                 make_layer("modelopt", prefix=f"model.layers.{number}.mlp.experts", **options)
     said = [record.getMessage() for record in caplog.records if record.name == "nvfp4_moe.sglang"]

@@ -1,8 +1,9 @@
-"""A tiny Nemotron-3 without Mamba layers in SGLang's real engine: experts without a gate, relu2, among SGLang's latent projections,
-shared expert, sigmoid router and factor; in each form, on two ranks, and updated from disk.
+"""A tiny Nemotron-3 without Mamba layers in SGLang's real engine: experts without a gate, and relu2.
 
-SGLang has no kernel for NVFP4 on a CPU, and none for unquantized experts without a gate: what bfloat16 can hold is measured on
-transformers' model in it. SGLang puts a runner backend of its own in the place of `auto` for this model.
+SGLang's own latent projections, shared expert, sigmoid router and factor surround them. It runs in each form, on two
+ranks, and updated from disk. SGLang has no kernel for NVFP4 on a CPU, and none for unquantized experts without a gate,
+so what bfloat16 can hold is measured on transformers' model in it. SGLang replaces the runner backend `auto` by one of
+its own for this model.
 """
 
 import models
@@ -42,7 +43,8 @@ def rounds_of(served, job):
 def test_each_form_says_what_transformers_says(served, faults, job):
     (run,) = rounds_of(served, job)
     assert faults(run, job) == []
-    # The factor of the routed experts is in the router's weights for ModelOpt, and the runner's for compressed-tensors.
+    # The factor of the routed experts is in the router's weights for ModelOpt, and in the runner for
+    # compressed-tensors.
     producer = "modelopt" if job.startswith("modelopt") else "compressed_w4a4"
     assert run == served(producer)[0][0], "the same numbers in each form of a producer, to the last bit"
 

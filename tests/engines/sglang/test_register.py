@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-# What a process prints once SGLang has loaded its plugins.
+# Printed by a process once SGLang has loaded its plugins.
 REPORT = """
 import logging
 logging.basicConfig(level=logging.INFO)
@@ -17,7 +17,7 @@ from sglang.srt.server_args import MOE_RUNNER_BACKEND_CHOICES
 print("CHOICE", "nvfp4_moe" in MOE_RUNNER_BACKEND_CHOICES, "HOOKS", len(HookRegistry._patched))
 """
 
-# A release in which a member that the plugin relies on takes another argument.
+# A release in which a member that the plugin uses takes another argument.
 CHANGED = """
 import sglang.srt.layers.moe.moe_runner.runner as runner
 def register_moe_runner_core(name, factory): raise AssertionError("called")

@@ -1,6 +1,6 @@
-"""Engines are started once a session, in processes of their own, and their results shared by all tests.
+"""Engines are started once per session, in processes of their own, and all tests share their results.
 
-Run by ./dev engines vllm in an environment that has vLLM and torch; without vLLM every test is skipped by name.
+Run by ./dev engines vllm in an environment that has vLLM and torch. Without vLLM every test is skipped by name.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """{seed: {form: directory}} of two models that differ in their weights alone."""
+    """{seed: {form: directory}} of two models that differ only in their weights."""
     root = tmp_path_factory.mktemp("models")
     return {seed: models.write_all(root / str(seed), models.make(seed)) for seed in (0, 1)}
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """Of a process of vLLM with the plugin and nothing else of the user's. In bf16, which the bounds around a twin are for."""
+    """Returns the environment of a vLLM process with the plugin and none of the user's settings of it. In bf16, for
+    which the bounds around a twin are made."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NVFP4_MOE")}
     return clean | {"VLLM_PLUGINS": "nvfp4_moe", "HF_HUB_OFFLINE": "1", "NVFP4_MOE_ACTIVATIONS": "bf16"} | more
 
@@ -54,7 +55,7 @@ class Served:
         self.process = Process(HERE / "serve.py", root / "jobs.json", env=env, folder=root)
 
     def results(self, timeout: float) -> dict[str, dict]:
-        """Of its jobs by name, once it has ended."""
+        """Returns the results of its jobs by name, once it has ended."""
         code, results = self.process.wait(timeout), {}
         for job in self.jobs:
             if not Path(job["out"]).exists():
@@ -82,8 +83,8 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def serve_data_parallel(tmp_path_factory):
-    """serve_data_parallel([job of rank 0, job of rank 1]) -> [result of rank 0, result of rank 1]: an engine of two data
-    parallel ranks, a process each, with expert parallel."""
+    """serve_data_parallel([job of rank 0, job of rank 1]) -> [result of rank 0, result of rank 1]: runs an engine of
+    two data parallel ranks, a process each, with expert parallel."""
 
     def run(jobs: list[dict], environment: dict[str, str] | None = None, timeout: float = 400) -> list[dict]:
         of_all = {
@@ -114,7 +115,7 @@ def serve_data_parallel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def vllm_config():
-    """The ranks of one process, and a config that is current, as vLLM's parameters need them."""
+    """Sets up the ranks of one process and a current config, which vLLM's parameters need."""
     import deepseek_v4
     from vllm.config import VllmConfig, set_current_vllm_config
 

@@ -1,8 +1,8 @@
 """A tiny DeepSeek-V4 for vLLM: FP8 linears, and the same experts as MXFP4 or as NVFP4.
 
-vLLM's own kernel takes MXFP4 experts on a CPU, so the stock engine is the twin. Its checkpoint's other tensors have names and
-layouts of their own that mean nothing here: a loader fills those parameters by name from a seed, and gives the experts to
-the model's load_weights under a checkpoint's names.
+vLLM's own kernel takes MXFP4 experts on a CPU, so the stock engine is the twin. The checkpoint's other tensors have
+names and layouts of their own, which do not matter here: a loader fills those parameters by name from a seed, and
+passes the experts to the model's load_weights under a checkpoint's names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "common"))
 from models import mxfp4_floats  # noqa: E402
 
-# vLLM 0.32 routes by hash on CPUs for the published models' 256 experts and 6 a token.
+# On CPUs vLLM 0.32 routes by hash only for the published models' 256 experts and 6 experts per token.
 LAYERS, EXPERTS, TOP_K, HIDDEN, INNER, VOCABULARY, HASH_LAYERS = 2, 256, 6, 128, 64, 384, 1
 
 CONFIG = {
@@ -44,7 +44,7 @@ QUANTIZATION = {
 }  # fmt: skip
 
 
-# Kept in bfloat16: vLLM 0.32 multiplies FP8 blocks, and MXFP4 experts, on a CPU with AMX alone.
+# Kept in bfloat16: on a CPU vLLM 0.32 multiplies FP8 blocks, and MXFP4 experts, only with AMX.
 PLAIN = [
     f"model.layers.{layer}.{name}"
     for layer in range(LAYERS)
@@ -56,7 +56,7 @@ PLAIN = [
 
 
 def make(root: Path) -> dict[str, Path]:
-    """{form: directory} of configs; the weights come from the loader below, named by load_format."""
+    """Writes {form: directory} of configs. The loader below makes the weights; load_format names it."""
     written = {}
     experts = [f"model.layers.{layer}.ffn.experts" for layer in range(LAYERS)]
     forms: dict[str, dict] = {
@@ -77,7 +77,7 @@ def _generator(name: str) -> torch.Generator:
 
 
 def expert(layer: int, number: int, projection: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """MXFP4: codes uint8 (rows, K/2), E8M0 scales uint8 (rows, K/32), of a spread that NVFP4 holds."""
+    """MXFP4: codes uint8 (rows, K/2), E8M0 scales uint8 (rows, K/32), in a range that NVFP4 can represent."""
     rows, columns = (HIDDEN, INNER) if projection == "w2" else (INNER, HIDDEN)
     random = _generator(f"{layer}.{number}.{projection}")
     codes = torch.randint(0, 256, (rows, columns // 2), generator=random, dtype=torch.uint8)
@@ -85,7 +85,7 @@ def expert(layer: int, number: int, projection: str) -> tuple[torch.Tensor, torc
 
 
 def expert_tensors(form: str):
-    """(name, tensor) as a checkpoint has them."""
+    """Yields (name, tensor) as in a checkpoint."""
     from nvfp4_moe._mxfp4 import cast_mxfp4
 
     for layer in range(LAYERS):
@@ -109,7 +109,7 @@ def expert_tensors(form: str):
 
 
 def fill(name: str, parameter: torch.Tensor) -> None:
-    """A parameter that no expert owns, from its name: of a size that keeps activations near one."""
+    """Makes a parameter outside the experts, from its name, of a size that keeps activations near one."""
     random = _generator(name)
     if parameter.dtype == torch.float8_e8m0fnu:
         parameter.view(torch.uint8).fill_(120)
@@ -149,10 +149,10 @@ def register_loader() -> None:
 
 
 def run_layers(directory: str, off: bool) -> dict:
-    """The model as vLLM builds and loads it, and what each layer's MoE block gives for seeded inputs.
+    """Builds and loads the model as vLLM does, and returns what each layer's MoE block computes for seeded inputs.
 
-    Not the whole model: what vLLM 0.32's V4 attention knows of a batch comes from a Triton kernel, and no Triton for CPUs is
-    on PyPI.
+    The whole model is not run: vLLM 0.32's V4 attention gets its batch metadata from a Triton kernel, and PyPI has no
+    Triton for CPUs.
     """
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
@@ -170,7 +170,7 @@ def run_layers(directory: str, off: bool) -> dict:
     )
     config = arguments.create_engine_config()
     register_loader()
-    # As vLLM's worker and runner for CPUs have them: the model makes events, the loader empties a cache.
+    # Stubs, as in vLLM's worker and runner for CPUs: the model makes events, the loader empties a cache.
     torch.cuda.Event = lambda *args, **named: None
     torch.accelerator.empty_cache = lambda: None
     result: dict = {"out": [], "shared": [], "ids": [], "layers": []}
@@ -197,7 +197,7 @@ def run_layers(directory: str, off: bool) -> dict:
 
 
 def prepare_process() -> None:
-    """The ranks of one process, as a worker sets them up; once."""
+    """Sets up the ranks of one process once, as a worker does."""
     import tempfile
 
     from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
@@ -211,7 +211,7 @@ def prepare_process() -> None:
 
 
 def main() -> None:
-    """usage: deepseek_v4.py ROOT OUT.json, where make(ROOT) has been"""
+    """usage: deepseek_v4.py ROOT OUT.json, after make(ROOT)"""
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()

@@ -13,7 +13,7 @@ def on_gpu() -> bool:
 
 
 def job(name: str, model, settings: dict | None = None, **fields) -> dict:
-    """settings: of the plugin, as additional_config has them."""
+    """settings: the plugin's, as in additional_config."""
     options = fields.pop("options", {}) | ({"additional_config": {"nvfp4_moe": settings}} if settings else {})
     return {"name": name, "model": str(model), "tokens": TOKENS, "options": options} | fields
 
@@ -39,7 +39,7 @@ def method_of(form: str) -> str:
 
 
 def check_reloaded(result: dict) -> dict:
-    """New weights went into the layers that were there, and the last ones are the first again."""
+    """Checks that reloads filled the same layers, and that the first weights, loaded last, give the first run again."""
     ok(result)
     assert all(handles == result["handles"][0] for handles in result["handles"])
     assert result["runs"][-1] == result["runs"][0], "back at the first weights"

@@ -1,4 +1,4 @@
-"""Inputs of a quantization method: vLLM's description of a layer, and the attributes of RoutedExperts that a method reads."""
+"""Inputs of a quantization method: vLLM's description of a layer, and the attributes of RoutedExperts that it reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NAME = "model.layers.0.mlp.experts"
 
 
 class Log:
-    """In the place of vLLM's logger: levels and lines that the plugin writes."""
+    """Replaces vLLM's logger and keeps the levels and lines that the plugin writes."""
 
     def __init__(self) -> None:
         self.levels: list[str] = []
@@ -54,7 +54,7 @@ def library(config, seed: int = 0):
 
 
 def moe_config(local: int = EXPERTS, top_k: int = TOP_K, *, tp=(1, 0), **options):
-    """tp: (size, rank). options: other fields than these, or in their place."""
+    """tp: (size, rank). options: additional or replaced fields."""
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
 
@@ -92,7 +92,7 @@ class Layer(torch.nn.Module):
 
 
 def with_parameters(methods, kind: str, layer: Layer):
-    """The method of a layer of kind "modelopt" or "compressed-tensors", with parameters that nothing has loaded."""
+    """Returns the method of a layer of kind "modelopt" or "compressed-tensors". Nothing is loaded yet."""
     from nvfp4_moe.vllm.plan import plan_of
     from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
 

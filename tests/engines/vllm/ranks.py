@@ -1,8 +1,9 @@
-"""Two processes as vLLM's expert parallel ranks: its own groups, its own MoE layers, and what each layer gives.
+"""Two processes as vLLM's expert parallel ranks, with its own groups and MoE layers, and the output of each layer.
 
-usage: ranks.py data|tensor RANK PORT OUT.json. data: data parallel ranks, each with tokens of its own; tensor: ranks of a
-tensor parallel group, with the same ones. The result at OUT.json: {"layers": {name: facts}, "log": the plugin's lines}.
-Each out is compared here with the library's layer of all experts, on one rank, in the routing that vLLM chose.
+usage: ranks.py data|tensor RANK PORT OUT.json. data: data parallel ranks, each with tokens of its own. tensor: ranks of
+a tensor parallel group, with the same tokens. The result at OUT.json: {"layers": {name: facts}, "log": the plugin's
+lines}. Each output is compared here with the library's layer of all experts, on one rank, in the routing that vLLM
+chose.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-os.environ["VLLM_DIST_IDENT"] = f"nvfp4-moe-test-{sys.argv[3]}"  # as vLLM's worker names its shared memory
+os.environ["VLLM_DIST_IDENT"] = f"nvfp4-moe-test-{sys.argv[3]}"  # vLLM's worker names its shared memory so
 sys.path.insert(0, str(Path(__file__).parent))
 
 import nvfp4_moe  # noqa: E402
@@ -23,7 +24,7 @@ import torch  # noqa: E402
 from layers import EXPERTS, HIDDEN, INNER, TOP_K, Log, library, weights  # noqa: E402
 
 WORLD = 2
-# Tokens of rank 0 and 1 in one run: as many, more, and none, as sequence parallel ranks may have.
+# Tokens of rank 0 and 1 in one run: equal, more, and none, as sequence parallel ranks may have.
 COUNTS = ((5, 5), (9, 2), (1, 32), (3, 0), (0, 4))
 
 
@@ -66,7 +67,7 @@ class Shared(torch.nn.Module):
 
 
 class Ranked:
-    """One of vLLM's MoE layers on this rank, its weights packed, and the same experts on one rank."""
+    """Returns one of vLLM's MoE layers on this rank, with packed weights, and the same experts on one rank."""
 
     def __init__(self, config, name: str, shared: Shared | None = None, settings: dict | None = None, **options):
         from vllm.config import set_current_vllm_config
@@ -96,7 +97,7 @@ class Ranked:
         self.shared = shared
 
     def load(self, seed: int) -> None:
-        """Weights as vLLM's loader leaves them, packed."""
+        """Weights as vLLM's loader leaves them, then packed."""
         places = self.routed.expert_map
         here = (places >= 0).nonzero().flatten()
         self.here = here[places[here].argsort()]
@@ -114,7 +115,7 @@ class Ranked:
         return hidden, torch.randn(tokens, EXPERTS, generator=random).to(torch.bfloat16)
 
     def run(self, hidden: torch.Tensor, logits: torch.Tensor):
-        """The runner's out; and the routing that vLLM chose, as ids and weights."""
+        """Returns the runner's output, and the routing that vLLM chose, as ids and weights."""
         from vllm.config import set_current_vllm_config
         from vllm.forward_context import set_forward_context
 
@@ -137,7 +138,7 @@ class Ranked:
         return out, ids, router_weights
 
     def apply(self, hidden, ids, router_weights):
-        """The quantization method alone, which takes a batch of no tokens too."""
+        """Calls only the quantization method, which also takes a batch of no tokens."""
         return self.method.apply(self.routed, hidden, router_weights, ids, None, None)
 
     def facts(self) -> dict:
@@ -155,7 +156,7 @@ class Ranked:
 
 
 def without_the_other_rank(ranked: Ranked, ids: torch.Tensor) -> torch.Tensor:
-    """The ids of a run in which the other rank's experts add nothing."""
+    """Returns ids that make the other rank's experts add nothing."""
     return torch.where(torch.isin(ids, ranked.here.to(ids.dtype)), ids, -1)
 
 
@@ -198,7 +199,7 @@ def data_ranks(config, rank: int, results: dict) -> None:
 
 
 def products(one: nvfp4_moe.MoeLayer, hidden, ids, router_weights) -> torch.Tensor:
-    """(tokens, hidden_size) the sum of the products' magnitudes, of which rounding errors are parts."""
+    """Returns (tokens, hidden_size): the sum of the products' magnitudes. Rounding errors are fractions of it."""
     total = torch.zeros(hidden.shape)
     for k in range(ids.shape[1]):
         alone = torch.full_like(ids, -1)
@@ -217,7 +218,7 @@ def tensor_ranks(config, rank: int, results: dict) -> None:
         ranked = Ranked(config, f"3{len(results)}", **options)
         facts = ranked.facts() | {"over": [], "same": [], "planted": []}
         for number, tokens in enumerate((1, 7, 32)):
-            # float32 rows, so that out is not rounded further than the sums are.
+            # float32 rows, so that the output is not rounded more than the sums.
             hidden, logits = ranked.batch(tokens, number, torch.float32)
             out, ids, router_weights = ranked.run(hidden, logits)
             expected = ranked.one.run(hidden, ids, router_weights)
@@ -250,7 +251,7 @@ def tensor_ranks(config, rank: int, results: dict) -> None:
 
 
 def killed(ranked: Ranked, rank: int, results: dict) -> None:
-    """Rank 1 goes while rank 0 runs a layer."""
+    """Rank 1 exits while rank 0 runs a layer."""
     hidden, logits = ranked.batch(4, 1)
     ids = logits.float().topk(TOP_K).indices.int()
     ranked.apply(hidden, ids, torch.ones(4, TOP_K))
@@ -285,7 +286,7 @@ def main() -> None:
         killed(last, rank, results)
         write()
     sys.stdout.flush()
-    os._exit(0)  # vLLM's groups wait for each other at a regular end, and one rank is gone
+    os._exit(0)  # vLLM's groups wait for each other at a regular exit, but one rank is gone
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Runs engines one after the other in this process and writes what each said. usage: serve.py JOBS.json
+"""Runs engines one after the other in this process and writes their results. usage: serve.py JOBS.json
 
-A job: {"name", "model", "out", "options": of vllm.LLM, "environment", "tokens", "reload": directories to load into the engine
-in turn, "routers": whether to record the routers' decisions, "without_a_gate": whether the model has such experts}. The result, JSON at "out": {"runs": for the first weights and
-each reload, a run as ../common/truth.py has it, "handles", "log", "seconds", "error"}.
+A job: {"name", "model", "out", "options": of vllm.LLM, "environment", "tokens", "reload": directories to load into the
+engine in turn, "routers": whether to record the routers' decisions, "without_a_gate": whether the model has such
+experts}. The result, JSON at "out": {"runs": for the first weights and each reload, a run in the form of
+../common/truth.py, "handles", "log", "seconds", "error"}.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it is built by a JIT compiler, and greedy choices need none
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # a JIT compiler builds it; greedy choices do not need it
 
 PROMPTS = [[7, 11, 13, 17, 19, 23], [101, 99, 250, 301, 5], [300, 3, 77]]
 
@@ -59,7 +60,7 @@ def record_routers(model) -> dict:
 
 
 def generate(llm, tokens: int, kept: dict) -> list[dict]:
-    """Greedy, a prompt at a time, so that the routers see one prompt's tokens in order."""
+    """Generates greedily, one prompt at a time, so that the routers get one prompt's tokens in order."""
     from vllm import SamplingParams
 
     asked = SamplingParams(
@@ -71,7 +72,7 @@ def generate(llm, tokens: int, kept: dict) -> list[dict]:
             layer.update(logits=[], experts=[])
         (said,) = llm.generate([{"prompt_token_ids": prompt}], asked, use_tqdm=False)
         (output,) = said.outputs
-        steps = [*said.prompt_logprobs[1:], *output.logprobs]  # of the first token there is none
+        steps = [*said.prompt_logprobs[1:], *output.logprobs]  # the first token has no log-probabilities
         results.append(
             {
                 "prompt": prompt,

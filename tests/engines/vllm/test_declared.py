@@ -1,4 +1,4 @@
-"""Activations by what a checkpoint declares: the plugin's configs over vLLM's own, for a layer as vLLM makes it."""
+"""Activation formats from a checkpoint's declarations: the plugin's configs over vLLM's own, for vLLM's layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def automatic(methods, monkeypatch):
 
 
 class RoutedExperts(Layer):
-    """By its name, which targets of compressed-tensors are matched with."""
+    """Has the name that compressed-tensors' targets match."""
 
 
 def layer(**options):
@@ -31,8 +31,8 @@ def layer(**options):
 
 @pytest.fixture
 def plan_of(monkeypatch, vllm_config):
-    """plan_of(quantization, name, **options of the layer): of the config that vLLM makes of a config.json's
-    quantization_config."""
+    """plan_of(quantization, name, **options of the layer): makes the plan from the config that vLLM makes of a
+    config.json's quantization_config."""
 
     from vllm.model_executor.layers.quantization import get_quantization_config
 
@@ -87,7 +87,7 @@ def test_modelopts_weight_only_groups_beside_nvfp4(plan_of, inputs):
 
 
 def with_another_group(targets, rest, **changes):
-    """compressed_w4a4, with a first group of these targets and changes, and the rest of projections in a second."""
+    """Returns compressed_w4a4 with a first group of these targets and changes, and a second of the `rest`."""
     quantization = models.quantization("compressed_w4a4")
     first = quantization["config_groups"]["group_0"]
     other = dict(first, targets=targets, **changes)
@@ -101,12 +101,12 @@ def with_another_group(targets, rest, **changes):
     [
         (["re:.*down_proj"], None, "bf16"),
         (["re:.*experts.*down_proj$"], 8, "fp8"),
-        (["re:^(?!.*experts).*_proj$"], None, "int8_block"),  # every projection but experts'
+        (["re:^(?!.*experts).*_proj$"], None, "int8_block"),  # every projection except the experts'
     ],
     ids=str,
 )
 def test_groups_that_differ_by_projection(plan_of, targets, bits, expected):
-    """The layer runs at the most precise that its matrices declare. Patterns are matched as their producer does."""
+    """The layer runs in the most precise format that its matrices declare. Patterns match as in their producer."""
     inputs = models.quantization("compressed_w4a4")["config_groups"]["group_0"]["input_activations"]
     inputs = dict(inputs, num_bits=bits, strategy="token", dynamic=True, group_size=None) if bits else None
     quantization = with_another_group(targets, models.EXPONENTS, input_activations=inputs)

@@ -1,4 +1,4 @@
-"""DeepSeek-V4 as vLLM builds and loads it: MXFP4 and NVFP4 experts beside the other tensors, by hash and by bias."""
+"""DeepSeek-V4 as vLLM builds and loads it: MXFP4 and NVFP4 experts, routed by hash and by bias."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_routers_are_vllm_s(layers):
 
 
 def test_the_experts_give_what_the_unquantized_twin_s_give(layers):
-    """The twin's weights are exact in bfloat16, so that both sides differ by roundings to bfloat16 of the intermediate, of each
-    expert's row and of the sum: three on each side, each at most 2^-8 of a value and below 2^-9 of a norm; the shared
-    expert is the same bits."""
+    """The twin's weights are exact in bfloat16, so both sides differ only by roundings to bfloat16 of the intermediate,
+    of each expert's row and of the sum: three on each side, each at most 2^-8 of a value and below 2^-9 of a norm. The
+    shared expert has the same bits."""
     twin, ours, shared = layers["twin"]["out"], layers["nvfp4"]["out"], layers["twin"]["shared"]
     assert layers["nvfp4"]["shared"].equal(shared)
     for layer in range(twin.shape[0]):

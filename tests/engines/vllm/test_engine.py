@@ -1,7 +1,7 @@
-"""vLLM's real engine over tiny NVFP4 models: what it says is what the dequantized twin says, but for ties.
+"""vLLM's real engine over tiny NVFP4 models: its output equals the dequantized twin's, except at ties.
 
-On a CPU by ./dev engines vllm. On a GPU by pytest alone, with vLLM and the package on PYTHONPATH: the same engines, whose
-compiled ones are captured in CUDA graphs there.
+On a CPU run it with ./dev engines vllm. On a GPU run it with pytest, with vLLM and the package on PYTHONPATH: the same
+engines run, and the compiled ones are captured in CUDA graphs there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from truth import Truth
 
 @pytest.fixture(scope="session")
 def wrong_scale(tmp_path_factory):
-    """The model with one tensor scale taken for gate and up: what an engine computes that reads the first of the two."""
+    """Writes the model with one tensor scale for gate and up, as an engine that reads only the first of the two
+    computes it."""
     return models.write(
         tmp_path_factory.mktemp("wrong") / "one", "modelopt", models.scaled(models.make(0), "up_proj", 0.25)
     )
@@ -52,7 +53,8 @@ def served(made, wrong_scale, serve):
 
 @pytest.fixture(scope="session")
 def judged(made, served):
-    """judged(judge, run, what, seed=0): by one of ../common/judges.py, against the truth of a seed's model and its twin's run."""
+    """judged(judge, run, what, seed=0): judges a run with one of ../common/judges.py, against the truth of a seed's
+    model and its twin's run."""
     truths = {seed: Truth(made[seed]["twin"]) for seed in made}
 
     def apply(judge, run, what, seed=0):
@@ -116,7 +118,7 @@ def test_lora_on_attention_leaves_the_experts_to_the_library(served):
 
 
 def test_off_leaves_the_model_to_vllm(served):
-    """vLLM has no NVFP4 kernel for a CPU, and says so: its own words are what proves that the plugin is off."""
+    """vLLM has no NVFP4 kernel for a CPU. Its own error message proves that the plugin is off."""
     result = served["off"]
     assert "nvfp4-moe leaves" not in " ".join(result["log"])
     if on_gpu():
@@ -127,7 +129,7 @@ def test_off_leaves_the_model_to_vllm(served):
 
 def test_a_layer_that_is_not_taken_is_left_to_vllm_with_the_reason(served):
     result = served["refused"]
-    if not on_gpu():  # where vLLM has no kernel either
+    if not on_gpu():  # vLLM has no kernel there either
         said = "nvfp4-moe left model.layers.0.mlp.experts to vLLM, which has no kernel for it here: --moe-backend emulation"
         assert any(line.startswith("WARNING") and said in line for line in result["log"]) and said in result["error"]
     (line,) = [line for line in result["log"] if "nvfp4-moe leaves" in line]
@@ -177,10 +179,10 @@ def test_a_compiled_model_is_as_near_to_the_truth_as_an_eager_one(compiled, judg
 
 
 def test_the_library_s_router_serves_as_vllm_s_does(served, judged):
-    """Where it selects the experts by itself vLLM's routers do not run, and what is said is as near to the truth."""
+    """If it selects the experts itself, vLLM's routers do not run, and the output is as near to the truth."""
     own = ok(served["own router"])
     assert own["routes"] == [True, True] and ok(served["modelopt"])["routes"] == [False, False]
-    # vLLM's logger writes such a line once a process, for whichever engine comes first.
+    # vLLM's logger writes such a line once per process, for the first engine.
     said = [line for result in served.values() for line in result["log"]]
     assert any("selects the experts of layers such as model.layers.*.mlp.experts" in line for line in said)
     assert any("computes the gates of few tokens" in line for line in said) == on_gpu()
@@ -188,5 +190,5 @@ def test_the_library_s_router_serves_as_vllm_s_does(served, judged):
 
 
 def test_results_are_json_of_numbers(served):
-    """NaN would compare unequal to everything and pass for nothing: it must not be there."""
+    """A NaN compares unequal to everything, so it would pass comparisons unnoticed. It must not occur."""
     assert "NaN" not in json.dumps([result["runs"] for result in served.values()])

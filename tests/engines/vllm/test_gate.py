@@ -1,4 +1,4 @@
-"""The gate of a router: which linear layers the plugin's configs give the library's method, and what that computes."""
+"""The gate of a router: the linear layers that get the library's method from the plugin's configs, and results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def quant_config(vllm_config):
 
 @pytest.fixture(autouse=True)
 def a_gpu(monkeypatch):
-    """The method is chosen by whether there is one; what is computed is asked of each tensor."""
+    """The method is chosen if there is a GPU. Each tensor's own device decides how it is computed."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
@@ -86,7 +86,7 @@ def test_what_is_not_a_few_tokens_of_bf16_on_a_gpu_is_vllms(quant_config):
 
 
 def test_a_gate_computes_what_vllms_does_within_its_rounding(quant_config, monkeypatch):
-    """On this host: the method is made to take it, so that the whole way through the layer is walked."""
+    """On this host: the method is made to take it, so that the call goes the whole way through the layer."""
     from nvfp4_moe.vllm import gate as gates
 
     layer = linear(quant_config, "gate")
@@ -100,7 +100,7 @@ def test_a_gate_computes_what_vllms_does_within_its_rounding(quant_config, monke
     assert len(calls) == 1
     exact = x.double() @ layer.weight.data.double().T
     magnitude = x.double().abs() @ layer.weight.data.double().abs().T
-    # Ten additions in fp32 (docs/explanation/numerics.md, section 12) and a rounding to bf16, of half a step of 2^-8.
+    # Ten additions in fp32 (docs/explanation/numerics.md, section 12) and one rounding to bf16, half a step of 2^-8.
     bound = 1.01 * 10 * 2.0**-24 * magnitude + 2.0**-8 * exact.abs()
     assert ((logits.double() - exact).abs() <= bound).all()
     assert ((logits.double() - stock.double()).abs() <= 2 * bound + HIDDEN * 2.0**-24 * magnitude).all()

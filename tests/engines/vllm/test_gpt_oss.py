@@ -1,6 +1,7 @@
-"""vLLM's real engine over a tiny gpt-oss as it is published: MXFP4 experts with biases, rows of gate and up in turn.
+"""vLLM's real engine over a tiny gpt-oss as it is published: MXFP4 experts with biases, and alternate rows of gate and
+up.
 
-The stock engine serves the twin in bfloat16; its own kernel for MXFP4 needs AMX on a CPU.
+The stock engine serves the twin in bfloat16, because its own kernel for MXFP4 needs AMX on a CPU.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from truth import Truth
 
 @pytest.fixture(scope="session")
 def paths(tmp_path_factory):
-    """{name: directory}: two models and their twins, and the first with what a loader may do wrong to its biases.
+    """{name: directory}: two models and their twins, and the first with a loader's possible mistakes in its biases.
 
-    They differ in their experts alone: vLLM 0.32 seems to go on with the first model's attention sinks when it reloads a gpt-oss.
+    They differ only in their experts: vLLM 0.32 seems to keep the first model's attention sinks when it reloads a
+    gpt-oss.
     """
     root, first = tmp_path_factory.mktemp("gpt_oss"), gpt_oss.make(0)
     other = gpt_oss.with_experts_of(gpt_oss.make(1), first)
@@ -42,7 +44,7 @@ def served(paths, serve):
 
 @pytest.fixture(scope="session")
 def judged(paths, served):
-    """judged(judge, run, what, twin): by one of ../common/judges.py."""
+    """judged(judge, run, what, twin): judges a run with one of ../common/judges.py."""
     truths = {name: Truth(paths[name]) for name in ("gpt_oss_twin", "other gpt_oss_twin")}
 
     def apply(judge, run, what, twin="gpt_oss_twin"):
@@ -65,7 +67,7 @@ def test_weights_and_biases_are_reloaded_into_the_layers_that_are_there(served, 
 
 @pytest.mark.parametrize(("number", "what"), list(enumerate(gpt_oss.WRONG_BIASES, 2)))
 def test_biases_that_are_wrong_are_seen_by_the_judge(served, judged, number, what):
-    """What the bounds are worth: biases that are lost, counted by two ranks or taken in halves do not pass them."""
+    """Tests the bounds: biases that are lost, counted by two ranks or taken in halves exceed them."""
     assert judged(is_seen, ok(served["gpt_oss"])["runs"][number], what)
 
 
@@ -86,7 +88,7 @@ def ranked(paths, serve):
 
 @pytest.mark.parametrize("how", ["slices", "experts"])
 def test_two_ranks_count_each_bias_once(ranked, judged, how):
-    """Twice down's bias is beyond the bound that this run keeps: a test above."""
+    """Down's bias counted twice exceeds the bound of this run: a test above shows it."""
     judged(judge_without_routers, ok(ranked[how])["runs"][0], how)
 
 

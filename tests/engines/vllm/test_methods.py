@@ -1,4 +1,4 @@
-"""The quantization methods over vLLM's own classes, a layer at a time: placements of experts, reloads, and what fails."""
+"""The quantization methods over vLLM's own classes, a layer at a time: placements of experts, reloads, and failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOKENS = 11
 
 
 def loaded(methods, kind="modelopt", local=None, expert_map=None, on_input=False, top_k=TOP_K, seed=0):
-    """A method and its layer, weights loaded and not yet processed. local: the global ids of the rank's experts."""
+    """Returns a method and its layer, with weights loaded but not processed. local: the rank's global ids."""
     here = list(range(EXPERTS)) if local is None else local
     layer = Layer(moe_config(len(here), top_k), expert_map, on_input)
     method = layers.with_parameters(methods, kind, layer)
@@ -40,7 +40,7 @@ def load(layer, kind: str = "modelopt", here=None, seed: int = 0) -> None:
             elif name.endswith("weight"):
                 name += "_packed"
         parameter = getattr(layer, name)
-        parameter.data = value.clone()  # what a reload does: a new tensor where the packed one was emptied
+        parameter.data = value.clone()  # as a reload does: a new tensor in place of the emptied one
 
 
 def batch(top_k: int = TOP_K):
@@ -75,7 +75,7 @@ def test_a_method_runs_the_library_s_layer(methods, kind):
     assert held < 16 * EXPERTS * 4, "codes and block scales are given back"
     hidden, router_weights, ids = batch()
     out = run(method, layer, hidden, router_weights, ids)
-    if kind == "compressed-tensors":  # its reciprocals of float32 numbers need not be the numbers
+    if kind == "compressed-tensors":  # the reciprocal of its reciprocal may differ from the number
         expected = reference().run(hidden, ids, router_weights)
         assert (out - expected).norm() <= 2.0**-8 * expected.norm()
     else:
@@ -98,7 +98,7 @@ def test_the_library_selects_the_experts_where_it_is_asked_to(methods, monkeypat
     ids, router_weights = nvfp4_moe.select_experts(logits, config)
     out = method.apply_monolithic(layer, hidden, logits, input_ids=None)
     assert torch.equal(out, reference().run(hidden, ids, router_weights))
-    # Rows of logits that lie apart, as a view of a wider array has them.
+    # Rows of logits with a stride, as in a view of a wider array.
     wide = torch.cat([logits, logits], 1)[:, :EXPERTS]
     assert torch.equal(out, method.apply_monolithic(layer, hidden, wide))
 
@@ -149,14 +149,15 @@ def test_ranks_of_vllm_s_placements_add_up(methods, placement):
         buffers = dict(layer.named_buffers())
         assert ("nvfp4_moe_lookup" in buffers) == (placement == "round_robin")
         if placement == "round_robin":
-            # Level 2 of sleep mode writes buffers back where they were.
+            # Level 2 of sleep mode writes buffers back to their old addresses.
             assert buffers["nvfp4_moe_lookup"].data_ptr() == method.fused.placement.lookup.data_ptr()
         total += run(method, layer, hidden, router_weights, ids)
     assert torch.equal(total, reference(top_k=1).run(hidden, ids, router_weights))
 
 
 def test_rows_that_nobody_would_add_up_are_an_error(methods):
-    """Behind the refusal of --all2all-backend passthrough: whatever vLLM makes that takes a rank's rows for the sum."""
+    """Second line of defence after the refusal of --all2all-backend passthrough: refuses any object of vLLM's that
+    takes a rank's rows for the sum."""
     expert_map = torch.full((EXPERTS,), -1, dtype=torch.int32)
     expert_map[: EXPERTS // 2] = torch.arange(EXPERTS // 2)
     method, layer = loaded(methods, local=list(range(EXPERTS // 2)), expert_map=expert_map)
@@ -212,7 +213,7 @@ def test_weights_that_are_wrong_are_an_error_and_can_be_loaded_again(methods):
 
 
 def test_a_layer_does_not_run_after_a_reload_that_failed(methods, monkeypatch):
-    """Its weights are part old, part new; and the same compiled, where the layer is an operator. Good weights end that."""
+    """Its weights are part old, part new. Compiled, the layer is an operator and fails too. Good weights end that."""
     method, layer = made(methods)
     compiled = torch.compile(lambda *inputs: run(method, layer, *inputs), fullgraph=True, backend="aot_eager")
     hidden, router_weights, ids = batch()
@@ -254,12 +255,12 @@ def test_a_checkpoint_s_negative_scale_is_refused_where_a_dummy_s_is_not(methods
     method.process_weights_after_loading(layer)
     load(layer)
     layer.w2_weight_scale_2.data.neg_()
-    with pytest.raises(nvfp4_moe.BadInput):  # what is loaded into it later is a checkpoint's
+    with pytest.raises(nvfp4_moe.BadInput):  # weights loaded later must be a checkpoint's
         method.process_weights_after_loading(layer)
 
 
 def test_compiled_the_layer_is_the_same_and_follows_its_handle(methods):
-    """The graph takes the handle as a tensor: another layer's tensor makes it another layer."""
+    """The graph takes the handle as a tensor, so another layer's tensor runs that layer."""
     method, layer = made(methods)
     other, other_layer = made(methods, seed=1)
     hidden, router_weights, ids = batch()

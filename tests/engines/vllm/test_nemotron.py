@@ -1,8 +1,8 @@
-"""vLLM's real engine over a tiny Nemotron-3 without Mamba layers: experts without a gate, relu2, in each form, among vLLM's latent
-projections, shared expert, sigmoid router and factor.
+"""vLLM's real engine over a tiny Nemotron-3 without Mamba layers: experts without a gate, and relu2, in each form.
 
-vLLM has no kernel for such experts on a CPU, neither quantized nor not, and refuses them before the plugin is asked: that
-refusal is taken out (without_a_gate.py), and what bfloat16 can hold is measured on transformers' model in it.
+vLLM's own latent projections, shared expert, sigmoid router and factor surround them. vLLM has no kernel for such
+experts on a CPU, neither quantized nor not, and refuses them before it asks the plugin. without_a_gate.py removes that
+refusal, and what bfloat16 can hold is measured on transformers' model in it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def served(paths, serve):
 
 @pytest.fixture(scope="session")
 def faults(paths):
-    """faults(run, what, twin): those of faults_beside transformers' twin."""
+    """faults(run, what, twin): returns those of faults_beside transformers' twin."""
     pairs = {name: (Truth(paths[name]), Truth(paths[name], torch.bfloat16)) for name in ("twin", "other twin")}
     return lambda run, what, twin="twin": faults_beside(pairs[twin], run, what)
 

@@ -1,4 +1,4 @@
-"""gpt-oss' experts, and experts without a gate, through vLLM's own parameters, loader and methods, a layer at a time."""
+"""gpt-oss' experts, and experts without a gate, one layer at a time, with vLLM's own parameters and loader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from layers import NAME, Layer, moe_config
 
 
 def gpt_oss_layer(methods, model, tp=(1, 0), here=None):
-    """A method and its layer, filled by vLLM's own loader of gpt-oss an expert at a time, and packed. here: of EP, the rank's."""
+    """Returns a method and its layer, filled by vLLM's own loader of gpt-oss one expert at a time, and packed. here:
+    the rank's experts under EP."""
     from nvfp4_moe.vllm.plan import GPT_OSS, plan_of
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
@@ -43,7 +44,7 @@ def gpt_oss_layer(methods, model, tp=(1, 0), here=None):
         weight_loader=types.MethodType(GptOssRoutedExperts.weight_loader, layer),
     )
     record_metadata_for_reloading(layer)
-    # GptOssRoutedExperts' own loader, over what it reads of a layer.
+    # GptOssRoutedExperts' own loader, with the attributes that it reads of a layer.
     layer.quant_method = method
     layer._map_global_expert_id_to_local_expert_id = lambda number: experts.index(number) if number in experts else -1
     for name in ("_load_expert_bias", "_load_packed_expert", "_narrow_for_rank", "_copy_to_expert"):
@@ -56,7 +57,7 @@ def gpt_oss_layer(methods, model, tp=(1, 0), here=None):
 
 
 def load_gpt_oss(layer, model, experts, absent=()):
-    """An expert at a time, as gpt-oss' own load_weights does. absent: experts that the files lack."""
+    """Loads one expert at a time, as gpt-oss' own load_weights does. absent: experts missing in the files."""
     for shard, part in (("w13", "gate_up"), ("w2", "down")):
         codes, scales = model.experts[0, part]
         tensors = {"weight": codes, "weight_scale": scales}
@@ -71,7 +72,7 @@ def load_gpt_oss(layer, model, experts, absent=()):
 
 
 def reload_gpt_oss(layer, model, absent=()):
-    """What vLLM's reload_weights does with a layer."""
+    """Does to a layer what vLLM's reload_weights does."""
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     initialize_layerwise_reload(layer)
@@ -95,14 +96,14 @@ def test_gpt_oss_is_the_librarys_layer_and_transformers_own(methods, model):
 
 @pytest.mark.parametrize("model", [gpt_oss.make(5), gpt_oss.of_three_blocks(9)], ids=["halves", "three blocks"])
 def test_ranks_get_whole_blocks_and_the_last_what_is_left_and_count_down_s_bias_once(methods, model):
-    """The parameters of a rank with less are padded with zeros, which add nothing."""
+    """A rank with fewer channels pads its parameters with zeros, which add nothing."""
     inputs = gpt_oss.batch(1)
     gpt_oss.check_slices(model, inputs, lambda n: run(*gpt_oss_layer(methods, model, tp=(2, n)), *inputs))
 
 
 @pytest.fixture(params=[0x00, 0x3C, 0x7F, 0xFF], ids=hex)
 def poisoned_memory(request, monkeypatch):
-    """What vLLM's reload finds in fresh memory: finite numbers, or what is none."""
+    """Fills memory as a reload may find it: with finite numbers, or with NaNs."""
     stock = torch.empty_strided
 
     def empty_strided(*sizes, **options):
@@ -162,7 +163,7 @@ def test_formats_of_activations(methods, model, monkeypatch, activation_format):
 
 @pytest.fixture
 def without_refusal():
-    """vLLM describes such layers on GPUs alone."""
+    """vLLM describes such layers only on GPUs."""
     import without_a_gate  # noqa: F401
 
 

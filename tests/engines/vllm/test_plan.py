@@ -22,7 +22,7 @@ def plain_environment(monkeypatch):
 
 @pytest.fixture
 def vllm_config(monkeypatch):
-    """The config that vLLM would have current while it builds a model."""
+    """The config that is current in vLLM while it builds a model."""
     from nvfp4_moe.vllm import plan
 
     current = types.SimpleNamespace(additional_config={}, load_config=types.SimpleNamespace(load_format="auto"))
@@ -133,7 +133,7 @@ def test_a_layer_that_is_not_taken_says_why(fields, why, vllm_config, log, monke
     ("targets", "taken"),
     [
         (["q_proj", "k_proj", "v_proj", "o_proj"], True),
-        (["qkv_proj", "gate_proj"], True),  # gate_proj alone is another module than the experts are
+        (["qkv_proj", "gate_proj"], True),  # a plain gate_proj is not a module of the experts
         (["q_proj", "experts"], False),
         (["experts.0.gate_proj"], False),
         (["model.layers.0.mlp.experts"], False),

@@ -54,7 +54,7 @@ def test_registering_twice_leaves_the_first_registration_under_vllm_s_names():
 
 
 def test_a_config_reaches_another_process():
-    """vLLM sends it to its workers, which may read it before they have loaded plugins."""
+    """vLLM sends a config to its workers, which may read it before they load plugins."""
     plugin.register()
     config = registered("modelopt_fp4")(is_checkpoint_nvfp4_serialized=True, exclude_modules=["lm_head"])
     code = (
@@ -91,7 +91,8 @@ print(len(new), cpu)
 
 
 def test_the_entry_point_costs_nothing_before_a_method_is_asked_for():
-    """Under 0.1 s, no module of vLLM's and no word; and the configs are there once vLLM resolves one."""
+    """It takes less than 0.1 s, imports no module of vLLM's and prints nothing. The configs are there once vLLM
+    resolves one."""
     code = COSTS.replace("FORMATS", repr(internals.FORMATS))
     environment = os.environ | {"VLLM_PLUGINS": "nvfp4_moe"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
@@ -100,7 +101,7 @@ def test_the_entry_point_costs_nothing_before_a_method_is_asked_for():
 
 
 def test_a_module_that_cannot_be_imported_is_waited_for(tmp_path, monkeypatch):
-    """Finding a module, and an import that fails, lose no call; an import that works makes it once."""
+    """Finding a module, or an import that fails, loses no call. An import that works makes the call once."""
     from nvfp4_moe.vllm import late
 
     module, calls = tmp_path / "late_one.py", []
@@ -149,7 +150,7 @@ def test_no_abstract_member_is_left():
 
 @pytest.fixture
 def changed_release(monkeypatch):
-    """vLLM with another parameter where the plugin overrides apply."""
+    """A vLLM with another parameter in a method that the plugin overrides."""
     import vllm.model_executor.layers.fused_moe.modular_kernel as modular
 
     def apply(self, output, hidden_states, weights, topk_weights, topk_ids):
@@ -175,7 +176,7 @@ def test_a_release_that_does_not_fit_is_an_error_where_the_user_insists(changed_
 
 
 def test_a_release_that_does_not_fit_is_found_out_when_a_layer_asks(changed_release, log, monkeypatch):
-    """Where the modules were not there to be compared when the plugin was registered."""
+    """For modules that did not exist yet when the plugin was registered, and so were not compared then."""
     from nvfp4_moe.vllm import release
 
     config = registered("modelopt_fp4")(is_checkpoint_nvfp4_serialized=True, exclude_modules=[])

@@ -1,4 +1,4 @@
-"""Expert parallel ranks over the library's exchange: vLLM's own groups and MoE layers in two processes, and its engine."""
+"""Expert parallel ranks over the library's exchange: vLLM's own layers in two processes, and its engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SENTENCE = "nvfp4-moe leaves the sums over ranks of layers such as model.layers.
 def two_processes(kind: str, root: Path) -> list[dict]:
     """Returns ranks.py's result of each rank."""
     environment = clean_environment(
-        VLLM_BATCH_INVARIANT="1",  # without which bf16 rows on CPUs depend on how many an expert has
+        VLLM_BATCH_INVARIANT="1",  # without it bf16 rows on CPUs depend on the number of rows of an expert
         VLLM_HOST_IP="127.0.0.1",
         GLOO_SOCKET_IFNAME="lo",
         NVFP4_MOE_THREADS="1",
@@ -67,7 +67,7 @@ def tensor_ranks(tmp_path_factory):
 
 @pytest.mark.parametrize("activations", ["bf16", "nvfp4", "fp8", "int8_block"])
 def test_ranks_with_tokens_of_their_own_have_the_bits_of_one(data_ranks, activations):
-    """As many tokens on each rank, more on one, none on one; by the method and by vLLM's runner."""
+    """The same number of tokens on each rank, more on one, none on one; through the method and vLLM's runner."""
     for rank, result in enumerate(data_ranks):
         facts = result["layers"][activations]
         assert facts["over_ranks"] and facts["reduced"], "vLLM adds nothing up"
@@ -172,7 +172,7 @@ def test_a_release_whose_members_differ_exchanges_by_itself(monkeypatch):
 
 
 class Linked:
-    """An exchange whose GPUs cannot be connected, and how often that was tried."""
+    """An exchange whose GPUs cannot be connected. Counts the attempts."""
 
     rank, world, tried = 0, 2, 0
 
@@ -186,7 +186,7 @@ class Linked:
 
 def test_gpus_that_cannot_be_connected_are_left_to_vllm_and_a_missing_rank_is_an_error(fitting, monkeypatch):
     monkeypatch.setattr(ranks, "torch_exchange", lambda group, timeout: Linked())
-    group_type = type("Group", (), {"cpu_group": None})  # which may be referred to weakly
+    group_type = type("Group", (), {"cpu_group": None})  # a class can be referred to weakly
     made = group_type()
     for _ in range(2):
         with pytest.raises(ranks.NoExchange, match="expected all ranks on one host"):
@@ -197,7 +197,7 @@ def test_gpus_that_cannot_be_connected_are_left_to_vllm_and_a_missing_rank_is_an
 
 
 def test_an_exchange_is_kept_for_its_link_and_timeout_alone(fitting, monkeypatch):
-    """Of two engines in a process, or of layers that are asked for something else than those before them."""
+    """For two engines in a process, or for layers with other options than those before them."""
     group = type("Group", (), {"cpu_group": None})()
     one = nvfp4_moe.ThreadGroup(1)
     monkeypatch.setattr(ranks, "torch_exchange", lambda group, timeout: one.join(0))
@@ -214,14 +214,14 @@ def test_an_exchange_is_kept_for_its_link_and_timeout_alone(fitting, monkeypatch
     monkeypatch.setattr(ranks, "torch_exchange", lambda group, timeout: Linked())
     with pytest.raises(ranks.NoExchange, match="expected all ranks on one host"):
         ranks._connected(refused, planned(moe("cuda:0"), "peers"), "cuda:0")
-    with pytest.raises(nvfp4_moe.IoError, match="it has left"):  # what another link says is its own
+    with pytest.raises(nvfp4_moe.IoError, match="it has left"):  # another link has its own message
         ranks._connected(refused, planned(moe("cuda:0"), "nccl"), "cuda:0")
 
 
 # ---- the engine
 
-# Rows that do not depend on how many others an expert has: of bf16 that takes VLLM_BATCH_INVARIANT, for which vLLM's engine
-# needs Triton on a CPU.
+# Formats whose rows do not depend on the number of other rows of an expert. bf16 needs VLLM_BATCH_INVARIANT for that,
+# for which vLLM's engine needs Triton on a CPU.
 EXACT = {"activations": "nvfp4"}
 
 
@@ -245,8 +245,8 @@ def judge(made, one_rank):
 @cpus_only
 @pytest.mark.parametrize("how", ["eager", "compiled"])
 def test_data_parallel_ranks_say_what_one_rank_says(made, one_rank, serve_data_parallel, how):
-    """Rank 1 asks for fewer tokens, and takes part with dummy ones while rank 0 goes on. vLLM itself has no data parallel
-    MoE on CPUs: without the exchange its gather raises NotImplementedError."""
+    """Rank 1 asks for fewer tokens, and takes part with dummy tokens while rank 0 continues. vLLM itself has no data
+    parallel MoE on CPUs: without the exchange its gather raises NotImplementedError."""
     given = job(how, made[0]["modelopt"], EXACT, options={"enforce_eager": how == "eager"})
     (expected,) = ok(one_rank[how])["runs"]
     for rank, result in enumerate(serve_data_parallel([given, given | {"tokens": 3}])):
@@ -262,7 +262,7 @@ def test_data_parallel_ranks_say_what_one_rank_says(made, one_rank, serve_data_p
 
 @cpus_only
 def test_sequence_parallel_ranks_are_as_near_to_the_truth(made, judge, serve_data_parallel):
-    """Two data parallel ranks, each of two tensor parallel ones, which have parts of its tokens in a MoE layer."""
+    """Two data parallel ranks of two tensor parallel ranks each, which have parts of its tokens in a MoE layer."""
     given = job("split", made[0]["modelopt"], options={"tensor_parallel_size": 2, "distributed_executor_backend": "mp"})
     first, _ = serve_data_parallel([given, given | {"tokens": 3}], {"VLLM_CPU_OMP_THREADS_BIND": "0|1|0|1"})
     judge(ok(first)["runs"][0], "split")
@@ -270,8 +270,8 @@ def test_sequence_parallel_ranks_are_as_near_to_the_truth(made, judge, serve_dat
 
 @pytest.fixture(scope="session")
 def summed(made, serve):
-    """Two tensor parallel ranks in compiled engines that share a cache of graphs: rows that vLLM adds up, and that it has
-    not to."""
+    """Two tensor parallel ranks in compiled engines that share a cache of graphs: with rows that vLLM adds up, and with
+    rows that it must not."""
     options = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enforce_eager": False}
     jobs = []
     for exchange in ("engine", "host"):
@@ -288,8 +288,8 @@ def test_tensor_parallel_ranks_add_up_as_near_to_the_truth(summed, judge, exchan
 
 
 def test_compiled_graphs_are_told_apart(fitting, monkeypatch):
-    """vLLM keeps them by hashes of its environment and of a config, which is a copy of the engine's where a model compiles
-    an inner one (with_hf_config): made before the layers are, and of a dict of its own."""
+    """vLLM keys cached graphs by hashes of its environment and of a config. If a model compiles an inner one
+    (with_hf_config), that config is a copy of the engine's, made before the layers exist and with a dict of its own."""
     from vllm.compilation.caching import aot_compile_hash_factors
     from vllm.config import VllmConfig
 
@@ -315,7 +315,7 @@ def test_compiled_graphs_are_told_apart(fitting, monkeypatch):
 
 
 def test_a_layer_that_is_planned_anew_is_none_over_ranks(fitting, monkeypatch):
-    """Of a second engine in one process, whose layers have the names of the first's."""
+    """For a second engine in one process, whose layers have the names of the first's."""
     monkeypatch.setattr(ranks, "_combine_of", {})
     monkeypatch.setattr(plan, "settings", lambda: types.SimpleNamespace(mode="0"))
     ranks.note_combine("model.layers.0.mlp.experts", "all_reduce")

@@ -1,6 +1,6 @@
 """README's "Serve with vLLM", as far as a CPU can: vLLM takes the line as it is written, and its options serve a model.
 
-The published model is replaced by a tiny one of the same kind, and the server by the engine behind it.
+A tiny model of the same kind replaces the published one, and the engine runs without the server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def served_arguments() -> dict:
-    """What vLLM's own parser makes of the line `vllm serve ...`, as far as it differs from the defaults."""
+    """Returns the options that vLLM's own parser reads from `vllm serve ...` and that differ from the defaults."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 

@@ -1,8 +1,9 @@
-"""select_experts against vLLM's own routers as they run on CPUs: a second oracle beside transformers' (tests/python).
+"""select_experts against vLLM's own routers as they run on CPUs: a second oracle, next to transformers' (tests/python).
 
-vLLM's compute in float32 too, so neither is the truth: float64 is, with the bounds that docs/explanation/numerics.md, section 12 derives.
-Chosen experts have to be the same wherever float64's margin is above what both sides may be off by; a weight may differ by
-ours and theirs together, theirs with the roundings of a plain float32 sum of top_k weights besides.
+vLLM's compute in float32 too, so neither is the truth. float64 is, with the bounds that section 12 of
+docs/explanation/numerics.md derives. Chosen experts must be the same if float64's margin is above the possible error of
+both sides. A weight may differ by our bound plus theirs, which includes the roundings of a plain float32 sum of top_k
+weights.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def theirs(config: nv.RouterConfig, logits, bias, function: str):
 
 
 CASES = [(name, "select_experts") for name in ROUTERS]
-# grouped_topk multiplies by the score of each group; without groups and bias it is the plain router's softmax.
+# grouped_topk multiplies by the score of each group. Without groups and bias it equals the plain router's softmax.
 CASES += [(name, "grouped_topk") for name, r in ROUTERS.items() if r.num_expert_group > 1 or r.correction_bias]
 
 
@@ -85,7 +86,7 @@ def test_chosen_experts_and_weights_are_vllm_s(name, function):
     scores, error = selection_scores(config, logits, bias)
     masked, unclear = masked_by_groups(config, scores, 2 * error)
     best = masked.topk(config.top_k + 1, dim=-1)
-    # Two scores that float32 cannot tell apart are one number to vLLM's.
+    # Two scores that are equal in float32 are one number to vLLM's.
     apart = 2 * (error.amax(-1) + 4 * E24 * scores.abs().amax(-1) + 8 * E24)
     unclear |= (best.values[:, -2] - best.values[:, -1]) <= apart
     same = same_experts(ids, our_ids)
@@ -95,7 +96,7 @@ def test_chosen_experts_and_weights_are_vllm_s(name, function):
     ours = in_their_order(ids, our_ids, our_weights)
     expected = ours.clone()
     units = 2.0 * (config.top_k + 2)
-    if config.scoring == "softmax":  # exp(x - log Z), whose operands are rounded where ours are differences
+    if config.scoring == "softmax":  # exp(x - log Z) rounds its operands; ours are differences
         units = units + 2 * logits.double().abs().amax(-1, keepdim=True)
     bound = 2 * weight_bound(config, logits, ids, expected) + units * E24 * expected.abs()
     off = ((weights.double() - ours).abs() > bound)[same]
@@ -104,8 +105,9 @@ def test_chosen_experts_and_weights_are_vllm_s(name, function):
 
 @pytest.mark.parametrize("routing", ["bias", "hash"])
 def test_deepseek_v4_s_router(routing):
-    """vLLM's are AVX-512 kernels for the published models' sizes. log(1 + e^x) of float32 numbers is off by about 2^-24 however
-    small it is, and its root by up to the root of that: 2^-12, which is much of a small weight where a hash table chose it."""
+    """vLLM's are AVX-512 kernels for the published models' sizes. log(1 + e^x) of float32 numbers is off by about 2^-24
+    however small it is, and its root by up to the root of that, 2^-12. That is much of a small weight chosen by a hash
+    table."""
     from vllm.model_executor.layers.fused_moe.router.cpu_router import select_experts
 
     experts, top_k, vocabulary = 256, 6, 512

@@ -1,7 +1,8 @@
 """Importing this lets vLLM make layers of experts without a gate on a CPU.
 
-Its description of a layer refuses them there before a quantization method is asked, since it has no kernel for them, which the
-plugin does not need. Named as worker_extension_cls, it is imported by each worker before the model is made.
+vLLM's description of a layer refuses them there before it asks a quantization method, because it has no kernel for
+them. The plugin does not need one. Named as worker_extension_cls, this module is imported by each worker before the
+model is made.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ class Extension:
 
 
 class _Platform:
-    """vLLM's platform, but for the answer to the one question that the description of a layer asks."""
+    """vLLM's platform, with another answer to the one query of the layer's description."""
 
     def __init__(self, own) -> None:
         self._own = own

@@ -1,5 +1,5 @@
-"""The tests of this folder need NumPy and pytest alone, and skip nothing: test_wheel.py runs them once more where only
-these are installed, against the wheel. A test that wants torch or another oracle belongs one folder up.
+"""The tests of this folder need only NumPy and pytest, and skip nothing. test_wheel.py runs them again in an
+environment with only these, against the wheel. A test that needs torch or another oracle belongs one folder up.
 """
 
 from __future__ import annotations

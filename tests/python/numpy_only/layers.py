@@ -11,7 +11,7 @@ EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 6, 2, 64, 48
 
 
 def matrices(random: np.random.Generator, experts: int, rows: int, cols: int) -> tuple[np.ndarray, ...]:
-    """(codes, scales, tensor_scale) of a stack with every code, scales 2^-2 to 2^1 and tensor scales of their own."""
+    """(codes, scales, tensor_scale) of a stack: every code, scales 2^-2 to 2^1, a tensor scale for each expert."""
     return (
         random.integers(0, 256, (experts, rows, cols // 2), dtype=np.uint8),
         random.integers(0x28, 0x40, (experts, rows, cols // 16), dtype=np.uint8),
@@ -53,12 +53,12 @@ def biases(seed: int = 3) -> tuple[np.ndarray, ...]:
 
 
 def expert_of(stacks: dict[str, tuple[np.ndarray, ...]], expert: int) -> dict[str, tuple[np.ndarray, ...]]:
-    """One expert of weights, as replace_expert takes it."""
+    """Returns one expert of weights, as replace_expert takes it."""
     return {name: tuple(part[expert] for part in stack) for name, stack in stacks.items()}
 
 
 def stacked(experts: list[dict]) -> dict[str, tuple[np.ndarray, ...]]:
-    """Weights of all experts, of each as load_expert and MoeLayer.expert give it."""
+    """Stacks the weights of all experts, each as load_expert and MoeLayer.expert return it."""
     return {
         name: (
             *(np.stack([expert[name][part] for expert in experts]) for part in ("codes", "scales")),
@@ -72,7 +72,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def decoded(codes: np.ndarray, scales: np.ndarray, tensor_scale: float) -> np.ndarray:
-    """The float64 weights (rows, K) of a matrix, without the library."""
+    """Decodes the float64 weights (rows, K) of a matrix, without the library."""
     values = E2M1[np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1)]
     exponent, mantissa = scales.astype(np.int64) >> 3, scales & 7
     block = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)
@@ -80,7 +80,7 @@ def decoded(codes: np.ndarray, scales: np.ndarray, tensor_scale: float) -> np.nd
 
 
 def plain_layer(stacks, hidden, ids, router_weights) -> np.ndarray:
-    """The layer in float64 without any rounding: near, not equal."""
+    """The layer in float64 without any rounding: its values are near, not equal."""
     out = np.zeros(hidden.shape)
     for token, experts in enumerate(ids):
         for expert, weight in zip(experts, router_weights[token], strict=True):
@@ -106,14 +106,14 @@ def from_bf16(bits: np.ndarray) -> np.ndarray:
 
 
 def aligned(size: int, offset: int = 0) -> np.ndarray:
-    """uint8 (size,) that lies `offset` bytes behind a multiple of 256."""
+    """uint8 (size,) whose address is `offset` bytes after a multiple of 256."""
     array = np.empty(size + 512, np.uint8)
     begin = -array.ctypes.data % 256 + offset
     return array[begin : begin + size]
 
 
 def on_threads(count: int, work) -> None:
-    """work(0), ..., work(count - 1), each on a thread of its own, until all have ended."""
+    """Runs work(0), ..., work(count - 1), each on a thread of its own, until all have ended."""
     threads = [threading.Thread(target=work, args=(index,)) for index in range(count)]
     for thread in threads:
         thread.start()

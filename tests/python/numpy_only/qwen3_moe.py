@@ -47,7 +47,7 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def write_model(directory: Path) -> dict[str, np.ndarray]:
-    """Writes it to an existing directory; its tensors as bfloat16 bits."""
+    """Writes it to an existing directory. Returns its tensors as bfloat16 bits."""
     random = np.random.default_rng(7)
     tensors = {}
     for layer in range(LAYERS):

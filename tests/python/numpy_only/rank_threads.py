@@ -8,7 +8,7 @@ from layers import config, on_threads, weights
 
 
 def on_ranks(world, body, connect=None):
-    """body(exchange) on a thread for each rank; what each returned or raised, by rank."""
+    """Runs body(exchange) on a thread for each rank. Returns its results or exceptions by rank."""
     group = nv.ThreadGroup(world)
     results = [None] * world
 
@@ -16,9 +16,9 @@ def on_ranks(world, body, connect=None):
         try:
             exchange = group.join(index, timeout=60) if connect is None else connect(index)
             results[index] = body(exchange)
-            exchange.barrier()  # a rank that is dropped here would end the others
+            exchange.barrier()  # leaving earlier would end the other ranks' runs
         except Exception as error:
-            results[index] = error.with_traceback(None)  # whose frames would keep the exchange
+            results[index] = error.with_traceback(None)  # frames would keep the exchange alive
 
     on_threads(world, rank)
     return results
@@ -32,7 +32,7 @@ def whole(results):
 
 
 def on_two(body, connect=None):
-    """body on two ranks, which succeeds on both."""
+    """Runs body on two ranks. It must succeed on both."""
     return whole(on_ranks(2, body, connect))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that do not load are inspected all the same, and what is asked of them wrongly is an error. NumPy only."""
+"""Checkpoints that do not load can still be inspected, and wrong questions about them are errors. NumPy only."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ BACKWARDS = list(reversed(range(EXPERTS)))
 
 
 def assert_whole(body, expected):
-    """What the two ranks give, one behind the other, has the bits of expected."""
+    """Checks that the two ranks' results, concatenated, have the bits of expected."""
     np.testing.assert_array_equal(np.concatenate(on_two(body)), expected)
 
 
 class Mailboxes:
-    """all_to_all_v between threads of this test: a caller's own communication."""
+    """all_to_all_v between threads of this test, as a caller's own communication."""
 
     def __init__(self, world):
         self.world, self.barrier, self.boxes = world, threading.Barrier(world), {}
@@ -178,7 +178,7 @@ def test_use_nccl_takes_no_other_types():
 
 def test_a_proposal_from_the_load_evens_the_ranks_and_keeps_the_bits():
     hidden, ids, router_weights = batch(32)
-    ids = ids % 3  # of the first rank alone
+    ids = ids % 3  # only experts of the first rank
     expected = layer().run(hidden, ids, router_weights)
 
     def run(exchange):

@@ -1,4 +1,4 @@
-"""Errors and exits of one rank: the errors that the others, each a thread, receive, and that a run can follow."""
+"""Errors and exits of one rank: the errors that the other ranks, each a thread, receive, and that a run can follow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_one_rank_gets_wrong_all_raise(change, text):
     def run(exchange):
         with pytest.raises(ValueError, match=text.replace("[", r"\[")):
             open_over(exchange, **(change if exchange.rank == 1 else {}))
-        return open_over(exchange)  # and nothing is broken by it
+        return open_over(exchange)  # the failure breaks nothing
 
     on_two(run)
 
@@ -56,8 +56,8 @@ class Unreadable:
 
 
 def ends_on_all_at_once(run_right, run_wrong, kind, text, of_others):
-    """run_wrong on rank 1 raises kind with text, and of_others ends the run of the others long before their timeout; a run
-    can follow. Both: of a layer and its exchange."""
+    """Checks that run_wrong on rank 1 raises kind with text and ends the run of the other ranks with of_others, long
+    before their timeout. A run can follow. Both functions take a layer and its exchange."""
 
     def run(exchange):
         mine = open_over(exchange)
@@ -88,7 +88,7 @@ def test_a_run_with_what_is_no_array_ends_on_all(wrong, kind, text):
 
 @pytest.mark.parametrize("wrong", [np.zeros((4, EXPERTS - 1), np.float32), np.array(["a"])], ids=["short", "text"])
 def test_logits_that_one_rank_cannot_select_from_end_the_run_on_all(wrong):
-    """Over an exchange experts are selected before a run; who is told so must not wait for a rank with other troubles."""
+    """Over an exchange a run first selects experts. A rank that fails there must not leave the other ranks waiting."""
     logits = np.random.default_rng(2).standard_normal((4, EXPERTS), dtype=np.float32)
 
     def select(logits):
@@ -152,7 +152,7 @@ def test_a_rank_that_aborts_ends_all_with_its_message():
             open_over(exchange)
 
     for result in on_ranks(3, run):
-        assert isinstance(result, nv.Cancelled), result  # of the barrier behind it
+        assert isinstance(result, nv.Cancelled), result  # raised by the barrier of on_ranks
 
 
 def test_what_a_callers_function_raises_ends_the_exchange_with_its_text():

@@ -49,7 +49,7 @@ def test_leading_dimensions(shape):
 
 
 def test_requantizing_decoded_values_is_the_identity():
-    """A power-of-two scale: every decoded value is on the grid, and stays there."""
+    """A power-of-two scale: every decoded value is on the grid, and quantizing it again keeps it."""
     codes, scales, s = nv.quantize(X, mode="static", tensor_scale=2.0**-9)
     again = nv.quantize(nv.dequantize(codes, scales, s), mode="static", tensor_scale=s)
     assert (nv.dequantize(*again) == nv.dequantize(codes, scales, s)).all()
@@ -274,8 +274,7 @@ def test_no_parameter_shadows_a_builtin():
 
 
 def test_arrays_of_every_kind():
-    """Numbers and lists, strides, alignment and read-only memory: one array type takes them all, and copies only where
-    it must."""
+    """One array type takes numbers, lists, strides, any alignment and read-only memory. It copies only if it must."""
     expected = nv.quantize(X, mode="dynamic_token")
     crooked = np.frombuffer(b"\0" + X.tobytes(), np.float32, offset=1).reshape(X.shape)
     assert not crooked.flags.aligned and not crooked.flags.writeable

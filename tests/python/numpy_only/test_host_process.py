@@ -1,4 +1,4 @@
-"""The module in a process that forks, is interrupted, ends during calls, and shares what must not be shared."""
+"""The module in a process that forks, is interrupted, ends during calls, and shares objects that must not be shared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = os.path.dirname(__file__)
 
 
 def in_child(body: Callable[[], bool]) -> int:
-    """The status of a forked child: 0 if body holds there; SIGALRM's number where it hangs."""
+    """Returns the status of a forked child: 0 if body is true there; SIGALRM's number if it hangs."""
     child = os.fork()
     if child == 0:
         signal.alarm(30)
@@ -34,7 +34,7 @@ def in_child(body: Callable[[], bool]) -> int:
 
 @contextlib.contextmanager
 def running(one: nv.MoeLayer) -> Iterator[None]:
-    """Three threads that run a layer for as long as the scope."""
+    """Three threads run a layer inside the scope."""
     stop = threading.Event()
 
     def work(seed: int) -> None:
@@ -68,7 +68,7 @@ def test_a_forked_child_runs_changes_and_opens_layers_whatever_the_parents_threa
 
     def work() -> bool:
         right = np.array_equal(one.run(*inputs), expected)
-        one.replace_expert(0, **expert_of(weights(), 1))  # Busy where the parent's runs counted
+        one.replace_expert(0, **expert_of(weights(), 1))  # would be Busy if it counted the parent's runs
         changed = not np.array_equal(one.run(*inputs), expected)
         own = layer()
         threads = len(os.listdir("/proc/self/task"))
@@ -113,8 +113,8 @@ sys.path.insert(0, {HERE!r})
 import numpy as np, nvfp4_moe as nv
 from layers import batch, layer
 """
-# Calls work() and is interrupted after 0.3 s. Says how long that took to come out. What runs in a shell's background
-# inherits that Ctrl-C is ignored, which Python then leaves so.
+# Calls work(), interrupts it after 0.3 s and prints how long it took to stop. A background process of a shell inherits
+# that Ctrl-C is ignored, and Python then keeps that, so the handler is set here.
 INTERRUPT = """
 signal.signal(signal.SIGINT, signal.default_int_handler)
 def interrupt():
@@ -129,7 +129,7 @@ try:
 except KeyboardInterrupt:
     print(time.monotonic() - sent)
 """
-# One expert that all name: 1500 of them are quantized in some 30 s, and each takes 3 MiB once it is packed.
+# One expert, repeated: quantizing 1500 of them takes some 30 s, and each takes 3 MiB once it is packed.
 MANY = """
 stack = {name: np.broadcast_to(np.ones((rows, cols), np.float32), (experts, rows, cols))
          for name, rows, cols in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner))}
@@ -142,7 +142,7 @@ def program(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-# What sets work, by the call that Ctrl-C has to end.
+# Definitions of work, by the call that Ctrl-C has to end.
 CALLS = {
     "opening from floats": f"""
 experts, hidden, inner = 1500, 1024, 1024
@@ -233,7 +233,7 @@ def work():
 @pytest.mark.attack("interpreter exits")
 @pytest.mark.parametrize("loop", LOOPS)
 def test_daemon_threads_do_not_abort_the_process_at_its_end(loop, attacked):
-    """20 ends, each with two daemon threads somewhere in a call."""
+    """20 interpreter exits, each with two daemon threads somewhere in a call."""
     text = f"""{LOOPS[loop]}
 def loop():
     while True: work()
@@ -246,7 +246,7 @@ time.sleep(float(sys.argv[1]))
         assert (done.returncode, done.stderr) == (0, ""), attempt
 
 
-# ---- what must not be shared
+# ---- objects that must not be shared
 
 
 def test_two_runs_in_one_workspace_are_busy_or_right():

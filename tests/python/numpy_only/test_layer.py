@@ -1,4 +1,4 @@
-"""MoeLayer, MoeConfig and Nvfp4Linear as NumPy arrays see them. What the numbers must be is test_layer_properties.py's.
+"""MoeLayer, MoeConfig and Nvfp4Linear with NumPy arrays. test_layer_properties.py checks the numbers.
 
 Long because every method of the three classes has its test here.
 """
@@ -35,17 +35,17 @@ from layers import (
 
 
 def opened(w=None, chosen=None, **options) -> nv.MoeLayer:
-    """A layer of these weights and config, else of the usual ones. options: of from_tensors, weights too."""
+    """A layer of these weights and config, or of the usual ones. options: of from_tensors, including weights."""
     return nv.MoeLayer.from_tensors(chosen or config(), **{"max_tokens": 16, **(w or weights()), **options})
 
 
-# ---- what runs
+# ---- runs
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_the_layer_is_near_the_same_layer_in_float64(backend):
     hidden, ids, router_weights = batch(9)
-    ids[2] = -1  # a token without a choice
+    ids[2] = -1  # a token without an assignment
     expected = plain_layer(weights(), hidden, ids, router_weights)
     exact = layer(backend=backend, activation_format="bf16", row_format="fp32").run(hidden, ids, router_weights)
     # Two roundings to bf16 on the way (2^-9 each, relative), random over many terms.
@@ -72,7 +72,7 @@ def test_bits_do_not_depend_on_how_arrays_come():
     assert narrow.dtype == np.uint16
     wide = one.run(from_bf16(bf16(hidden)), ids, router_weights, out=np.empty_like(out))
     assert np.array_equal(narrow, bf16(wide))
-    # Read-only inputs are as good as others.
+    # Read-only inputs work too.
     for array in (hidden, ids, router_weights):
         array.setflags(write=False)
     assert np.array_equal(out, one.run(hidden, ids, router_weights))
@@ -165,7 +165,7 @@ def test_input_scales_are_the_maximum_over_all_experts():
     assert one.describe()["activation_scale"] == {"hidden": 2.0**-5, "intermediate": pytest.approx(0.03)}
 
 
-# ---- what a layer tells
+# ---- descriptions
 
 
 def test_a_layer_tells_what_it_is():
@@ -183,7 +183,7 @@ def test_a_layer_tells_what_it_is():
 def test_calibrate_measures_what_static_takes():
     hidden, ids, router_weights = batch(16)
     ids[3] = -1
-    hidden[3] = 1e6  # a token without a choice does not count
+    hidden[3] = 1e6  # a token without an assignment does not count
     measured = layer().calibrate(hidden, ids, router_weights)
     amax = np.abs(np.delete(hidden, 3, axis=0)).max()
     assert measured["hidden_amax"] == amax and measured["hidden"] == np.float32(np.float64(amax) / 2688)
@@ -230,14 +230,14 @@ def test_experts_come_back_and_are_replaced_in_place():
         one.replace_expert(0, **expert_of(other, 0), stream=0)
 
 
-# ---- wrong arguments, in the library's words
+# ---- wrong arguments, with the library's messages
 
 
 HIDDEN_STATES, IDS, ROUTER_WEIGHTS = batch(4)
 LOCKED = np.zeros_like(HIDDEN_STATES)
 LOCKED.setflags(write=False)
 FLOATS = "bfloat16, float16 or float32 on cpu, contiguous, got"
-# An argument of run in place of one of batch(4)'s, and what run says.
+# An argument of run instead of the one of batch(4), and the error of run.
 WRONG_CALLS = [
     ("hidden", HIDDEN_STATES[:, :32].copy(), f"hidden: expected (4, 64) {FLOATS} (4, 32)"),
     ("hidden", HIDDEN_STATES[0], f"hidden: expected (tokens, 64) {FLOATS} (64,)"),
@@ -296,7 +296,7 @@ NEGATIVE = W["gate"][1].copy()
 NEGATIVE[4, 2, 1] |= 0x80
 STATIC = {"chosen": config(activation_scale="static", static_headroom=2.0**20), "input_scale": (1e33, 1.0)}
 NO_LIMIT = config(activation="swiglu_clamped", swiglu_limit=1e19, intermediate_scale="fixed")
-# What a layer is opened with, and what that raises.
+# Arguments of a layer's opening, and the error that they raise.
 WRONG_OPENINGS = [
     ({"gate": W["gate"][0]}, r"gate: expected \(codes, scales, tensor_scale\), got ndarray"),
     ({"up": W["down"]}, r"up codes: expected \(E, 48, 32\) uint8 on cpu.*, got \(6, 64, 24\) uint8"),
@@ -361,12 +361,12 @@ def test_ten_thousand_layers_leave_nothing_behind():
         for _ in range(count):
             opened(w, chosen, max_tokens=4).run(*inputs)
 
-    keep = layer()  # so that threads and workspace are not made anew ten thousand times
+    keep = layer()  # so that threads and workspace are not created again ten thousand times
     make(500)
     before = resident_bytes()
     make(10_000)
     grown = resident_bytes() - before
-    # A packed layer is 32 KiB: had one in a hundred stayed, it were 3 MiB.
+    # A packed layer is 32 KiB: if one in a hundred had stayed, that would be 3 MiB.
     assert grown < 1 << 20, f"{grown} bytes"
     del keep
     threads = threading.active_count()
@@ -385,7 +385,7 @@ def test_silu_mul_quantize_is_its_parts():
 
     h = gate / (1 + np.exp(-gate)) * up * router[:, None]
     codes, scales, row_scales = nv.swiglu_quantize(gate_up, row_weights=router)
-    # Where fp32's last bits round to another bf16, codes may differ: hardly ever, and never by more than bf16's step.
+    # Codes may differ if fp32's last bits round to another bf16: rarely, and never by more than bf16's step.
     expected = nv.quantize(from_bf16(bf16(h)), mode="dynamic_token")
     assert np.array_equal(row_scales, expected[2]) and np.array_equal(scales, expected[1])
     assert np.count_nonzero(codes != expected[0]) <= 1
@@ -449,7 +449,7 @@ def test_a_checkpoints_layer(model, tmp_path):
     w4a16 = part()
     assert w4a16.config.activation_format == "bf16" and (w4a16.first_expert, w4a16.expert_count) == (2, 1)
     assert np.array_equal(w4a16.run(*inputs), part().run(*inputs)) and len(list((tmp_path / "cache").iterdir())) == 1
-    # A flipped bit of the packed bytes is found, unless that is not asked for; then the layer runs on what is there.
+    # A flipped bit of the packed bytes is found, unless cache_trusted is set: then the layer runs on the wrong bytes.
     (entry,) = (tmp_path / "cache").iterdir()
     good = entry.read_bytes()
     entry.write_bytes(good[:8192] + bytes([good[8192] ^ 1]) + good[8193:])

@@ -44,7 +44,7 @@ def test_opening_a_layer_takes_no_workspace():
     keep = [layer(max_tokens=1 << 20), linear(max_tokens=1 << 20)]
     assert nv.release_workspaces() == 0
     one = layer(max_tokens=64)
-    one.warmup()  # which touches all of one, to be used later
+    one.warmup()  # warmup() allocates one workspace for later runs
     assert nv.release_workspaces() == one.workspace_bytes() and len(keep) == 2
 
 

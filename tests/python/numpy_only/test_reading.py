@@ -1,4 +1,4 @@
-"""Checkpoints that leave open how they are to be read, against a float64 oracle of what their files mean. NumPy only."""
+"""Checkpoints that can be read in more than one way, against a float64 oracle of their files. NumPy only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def source(tmp_path):
 
 
 def error(model, directory, layer=1, **reading):
-    """Relative, of a layer as it is read, to float64 of each matrix as one tensor an expert quantizes it."""
+    """Returns the relative error of a layer, as it is read, against float64 with one tensor scale per expert."""
     random = np.random.default_rng(3)
     hidden = random.standard_normal((TOKENS, HIDDEN)).astype(np.float16).astype(np.float32)
     ids = np.stack([random.permutation(EXPERTS)[:2] for _ in range(TOKENS)]).astype(np.int32)
@@ -36,7 +36,7 @@ def error(model, directory, layer=1, **reading):
 
 
 def write_stacks(model, directory, order, **more):
-    """All experts under an engine's names, gate and up in one tensor."""
+    """Writes all experts under an engine's names, with gate and up in one tensor."""
     shutil.copy(model[0] / "config.json", directory)
     tensors = {}
     for layer in (0, 1):
@@ -72,7 +72,7 @@ def test_the_order_of_gate_and_up_is_the_callers(model, source, order):
 def test_a_cached_layer_has_the_order_it_was_opened_with(model, source):
     write_stacks(model, source, "up_first")
     cache = source.parent / "cache"
-    assert error(model, source, cache_directory=cache) > 0.2  # gate first, as the family has it
+    assert error(model, source, cache_directory=cache) > 0.2  # gate first, as in the family's own checkpoints
     for _ in range(2):
         assert error(model, source, cache_directory=cache, gate_up_order="up_first") < 2e-2
 

@@ -28,7 +28,7 @@ for _name in (
     _parent, _, _child = _module.__name__.rpartition(".")
     setattr(sys.modules[_parent], _child, _module)
 
-# The modes that are named while modules are imported.
+# The modes that other modules name at import.
 _modes = ("NEAREST", "NEAREST_EXACT", "BILINEAR", "BICUBIC", "BOX", "HAMMING", "LANCZOS")
 sys.modules[f"{__name__}.transforms"].InterpolationMode = type(
     "InterpolationMode", (), dict.fromkeys(_modes, "stand-in")

@@ -17,6 +17,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import textwrap
 from typing import Any
 
 import check_moe_classes as classes
@@ -74,7 +75,8 @@ def render(record: dict[str, Any]) -> str:
     for producer, found in record.items():
         names = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
         yes = [name for name, verdict in found["classes"].items() if verdict == "yes"]
-        lines += [f"**{producer}** ({names}), {len(yes)} classes load: {', '.join(yes)}.", ""]
+        text = f"**{producer}** ({names}), {len(yes)} classes load: {', '.join(yes)}."
+        lines += [textwrap.fill(text, 100, break_on_hyphens=False), ""]
         others = {name: verdict for name, verdict in found["classes"].items() if verdict != "yes"}
         if others:
             lines += ["| `model_type` | its export |", "|---|---|"]

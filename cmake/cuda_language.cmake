@@ -23,6 +23,22 @@ if(NOT CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
   endif()
 endif()
+# On a Blackwell device the kernels that all generations share write FP4 operands, which PTX of an older generation does not:
+# compiled there from such PTX they would give wrong numbers and no error.
+set(older_ptx "")
+set(has_100 FALSE)
+foreach(architecture ${CMAKE_CUDA_ARCHITECTURES})
+  if(architecture MATCHES "^(all|all-major|native)$" OR architecture MATCHES "^10[0-9]")
+    set(has_100 TRUE)
+  elseif(architecture MATCHES "^[1-9][0-9](-virtual)?$")
+    set(older_ptx ${architecture})
+  endif()
+endforeach()
+if(older_ptx AND NOT has_100)
+  string(REGEX REPLACE "-virtual" "" older ${older_ptx})
+  message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES: expected 100 too, since Blackwell GPUs would run the PTX of ${older_ptx}, which has no "
+                      "kernels for them, got ${CMAKE_CUDA_ARCHITECTURES}: add 100, or write ${older}-real for machine code only")
+endif()
 enable_language(CUDA)
 # sm100's and sm120's kernels are compiled for architecture families, and sm100's need PTX 8.8. Both require CUDA 12.9.
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.9)

@@ -1,10 +1,14 @@
-"""The minimum nvcc version: the same in CMake, the acceptance and the docs; older ones are refused by name."""
+"""The minimum nvcc version: the same in CMake, the acceptance and the docs; older ones are refused by name. So are
+architectures whose PTX would give wrong numbers on a newer GPU."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import acceptance_results as results
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,3 +27,20 @@ def test_it_is_one_number_everywhere():
     assert f"VERSION_LESS {least})" in cmake and f"find_package(CUDAToolkit {least} REQUIRED)" in cmake
     for page in ("contribute/acceptance", "explanation/cuda", "contribute/dependencies"):
         assert f"{least} or later" in (ROOT / f"docs/{page}.md").read_text(), page
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.parametrize(
+    ("asked", "taken"), [("90", False), ("80-virtual;90;120", False), ("90-real", True), ("90;100", True)]
+)
+def test_old_ptx_alone_is_refused(asked, taken, tmp_path):
+    """Such PTX has no kernels for Blackwell, where it would run."""
+    options = [
+        f"-DCMAKE_CUDA_ARCHITECTURES={asked}",
+        "-DNVFP4_MOE_CUDA=ON",
+        "-DNVFP4_MOE_TESTS=OFF",
+        "-DNVFP4_MOE_CLI=OFF",
+    ]
+    told = subprocess.run(["cmake", "-S", ROOT, "-B", tmp_path, *options], capture_output=True, text=True, check=False)
+    assert (told.returncode == 0) == taken, told.stderr
+    assert taken or "add 100, or write 90-real" in " ".join(told.stderr.split()), told.stderr

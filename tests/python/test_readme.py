@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import nvfp4_moe
@@ -89,3 +90,29 @@ def test_the_figures_are_the_records():
     assert f"Against W4A8 it is {leads[0]} and {leads[1]} times." in text
     cells = {len(record.leads("nvfp4_moe_bf16")) for record in records.values()}
     assert cells == {84} and len(SHAPES) == 6 and "Over six layers and 1 to 8192 tokens (84 cells a card)" in text
+
+
+@pytest.mark.long
+def test_getting_started_runs_as_written(tmp_path):
+    """Its blocks from the model directory to the text, without the set-up before and vLLM after them."""
+    pytest.importorskip("transformers")
+    tool = os.environ.get("NVFP4_MOE_TOOL")
+    if not tool:
+        pytest.skip("NVFP4_MOE_TOOL names no command line tool")
+    page = (ROOT / "docs/getting-started.md").read_text()
+    lesson = page[page.index("\n## 3. ") : page.index("\n## 7. ")]
+    blocks = re.findall(r"```(python|sh)\n(.*?)```", lesson, re.DOTALL)
+    assert [language for language, _ in blocks] == ["python", "sh", "sh", "python", "sh"]
+    (tmp_path / ".demo").mkdir()
+    (tmp_path / ".demo/tiny.py").write_text(blocks[0][1])
+    for name in ("README.md", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    path = os.pathsep.join([str(Path(tool).resolve().parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(Path(nvfp4_moe.__file__).parents[1])}
+    said = ""
+    for language, text in blocks[1:]:
+        command = [sys.executable, "-c", text] if language == "python" else ["bash", "-e", "-c", text]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, text + done.stdout + done.stderr
+        said = done.stdout
+    assert "Runs over several ranks**: slices or ranges of experts" in said, "the model knows README.md by heart"

@@ -83,10 +83,11 @@ def render(record):
     lines = [
         "# Which engine releases fit",
         "",
-        "Written by `tools/check/check_engine_signatures.py`, which reads each release's wheel and compares it with what the adapter calls,",
-        "overrides and reads: the adapter's own table, which it checks again when an engine loads it. A release that fits has every",
-        "member with the parameters that are relied on; what ran is in the adapter's page. Of a group that does not fit the engine keeps",
-        "the layers, of `core` all. A newer release than those below is judged by the same table when it is loaded.",
+        "Written by `tools/check/check_engine_signatures.py`, which reads each release's wheel and compares",
+        "it with what the adapter calls, overrides and reads: the adapter's own table, which it checks again",
+        "when an engine loads it. A release that fits has every member with the parameters that are relied",
+        "on; what ran is in the adapter's page. Of a group that does not fit the engine keeps the layers, of",
+        "`core` all. A newer release than those below is judged by the same table when it is loaded.",
     ]
     for engine, found in record.items():
         lines += ["", f"## {TITLES[engine]}", "", "| release | |", "|---|---|"]

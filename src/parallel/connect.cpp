@@ -2,6 +2,7 @@
 
 #include "exchange/nccl.h"
 #include "exchange/peers.h"
+#include "moe/layer.h"
 #include "moe/registry.h"
 
 namespace nvfp4_moe::internal {

@@ -275,7 +275,7 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
 }
 
 size_t MoeLayer::local_workspace_bytes(int64_t tokens) const {
-  return last_size_.get(tokens, [&](int64_t n) {
+  return workspace_size_.get(tokens, [&](int64_t n) {
     return backend_->workspace_bytes(weights_->config, weights_->range, plan_, n);
   });
 }

@@ -142,7 +142,7 @@ def _check_deployment(moe: Any, name: str, form: Form) -> None:
     """Raises Refused if vLLM uses a feature around the experts that this plugin does not support."""
     parallel = moe.moe_parallel_config
     if moe.moe_backend != "auto":
-        raise Refused(f"--moe-backend {moe.moe_backend} was asked for; leave it out to use nvfp4-moe")
+        raise Refused(f"--moe-backend {moe.moe_backend} was asked for; leave it out")
     if moe.has_bias and not form.biases:
         raise Refused("experts with biases in a format for which vLLM has no parameters of biases")
     if moe.is_lora_enabled and _lora_may_change_experts(name):

@@ -27,7 +27,8 @@ Result<Timeout> read_timeout(int64_t timeout_ms) {
 Result<RankCombine*> ranks_in(const nvfp4_moe_layer* layer) {
   NVFP4_MOE_TRY(check_pointer("layer", layer));
   if (layer->layer->combine() != nullptr) return &ranks_of(*layer->layer);
-  return unsupported("layer: expected one over an exchange, got one of one rank");
+  return unsupported(
+      "layer: expected one over an exchange, got one of one rank; open it with expert_parallel");
 }
 
 Status check_slots(const RankCombine& ranks, const int64_t* expert_of_slot, int64_t slots) {

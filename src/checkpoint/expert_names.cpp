@@ -83,7 +83,9 @@ Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& n
     return unsupported("FP8 experts are not NVFP4");
   }
   if (weight->dtype == DType::kU32 && part("scales") != nullptr)
-    return unsupported("codes in 32-bit words with `scales` are MLX's layout, which is not read");
+    return unsupported(
+        "codes in 32-bit words with `scales` are MLX's layout, which is not read; quantize the "
+        "float checkpoint");
   if (part("weight_scale_2") != nullptr) return kModelOptParts;
   const bool bytes =
       weight->dtype == DType::kU8 || weight->dtype == DType::kI8 || weight->dtype == DType::kF4;

@@ -26,7 +26,8 @@ Status check_not_mlx(const TensorIndex& index) {
     const std::string scales = name.substr(0, name.size() - kCodes.size()) + ".scales";
     if (index.find(scales).info == nullptr) continue;
     return unsupported(
-        fmt::format("{}: {} with `scales` is a matrix in MLX's layout, which is not read",
+        fmt::format("{}: {} with `scales` is a matrix in MLX's layout, which is not read; quantize "
+                    "the float checkpoint",
                     printable(name, 400), describe(*ref.info)));
   }
   return {};

@@ -216,10 +216,12 @@ Result<QuantDeclaration> parse_quantization(const Json& quantization, std::strin
     }
   } else if (out.method == "fp8") {
     scheme.algo = "FP8";
-    scheme.refusal = unsupported("quant_method fp8: FP8 experts are not NVFP4");
+    scheme.refusal =
+        unsupported("quant_method fp8: FP8 experts are not NVFP4; quantize the float checkpoint");
   } else {
     scheme.refusal = unsupported(fmt::format(
-        "quant_method '{}' is not known; expected modelopt, compressed-tensors, fp8 or mxfp4",
+        "quant_method '{}' is not known; expected modelopt, compressed-tensors or mxfp4; "
+        "quantize the float checkpoint",
         printable(out.method)));
     scheme.algo = printable(out.method);
   }

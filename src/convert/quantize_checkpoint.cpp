@@ -126,8 +126,10 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
                     "of, got GGUF",
                     in));
   if (checkpoint.model().format != SourceFormat::kFloat)
-    return unsupported(fmt::format("{}: expected BF16, F16 or F32 experts, got {}", in,
-                                   to_string(checkpoint.model().format)));
+    return unsupported(
+        fmt::format("{}: expected BF16, F16 or F32 experts, got {}: they are "
+                    "quantized already, so take the original",
+                    in, to_string(checkpoint.model().format)));
   if (checkpoint.model().options.expert_biases)
     return unsupported(
         fmt::format("{}: expected experts without biases, got a {}, which loads as it is", in,

@@ -375,7 +375,8 @@ Result<SynthesizeResult> synthesize_checkpoint(const std::string& out,
   for (const std::string& name : names) {
     if (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") ||
         name == "config.json")
-      return invalid_argument(out + ": expected a directory without a checkpoint, found " + name);
+      return invalid_argument(out + ": expected a directory without a checkpoint, found " + name +
+                              "; choose another name");
   }
 
   std::vector<Spec> specs = Shape(options).tensors();

@@ -43,7 +43,8 @@ Status remove_temporaries(const std::string& plan_path) {
 
 Status refuse_contents(const std::string& out) {
   return invalid_argument(printable(out, 4096) +
-                          ": expected a new or empty directory, or an unfinished quantize");
+                          ": expected a new or empty directory, or an unfinished quantize; choose "
+                          "another name, or remove it");
 }
 
 }  // namespace

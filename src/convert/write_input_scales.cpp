@@ -29,7 +29,9 @@ Status check_quantizes_activations(const Checkpoint& checkpoint) {
     why = declared.why;
   }
   return unsupported(
-      "expected a checkpoint with quantized activations, got a weight-only one (W4A16): " + why);
+      "expected a checkpoint with quantized activations, got a weight-only one (W4A16), which "
+      "needs no input scales: " +
+      why);
 }
 
 struct Output {
@@ -96,7 +98,8 @@ Status check_takes_input_scales(const Checkpoint& checkpoint, const std::string&
   if (!there) return {};
   const auto names = list_directory(out);
   if (names.ok() && names->empty()) return {};
-  return invalid_argument(out + ": expected a new or empty directory");
+  return invalid_argument(out +
+                          ": expected a new or empty directory; choose another name, or remove it");
 }
 
 Status write_input_scales(const std::string& in, const std::string& out,

@@ -286,7 +286,7 @@ Status check_hosts(const std::vector<Identity>& ranks) {
   for (size_t rank = 1; rank < ranks.size(); ++rank)
     if (std::memcmp(ranks[rank].host, ranks[0].host, sizeof(ranks[0].host)) != 0)
       return unsupported("peers: expected all ranks on one host, got rank " + std::to_string(rank) +
-                         " on another than rank 0's");
+                         " on another than rank 0's; use NCCL between hosts");
   return {};
 }
 
@@ -296,7 +296,7 @@ Result<std::unique_ptr<PeerMemory>> connect_peers(Exchange& exchange,
                                                   std::unique_ptr<PeerDevice> device) {
   if (exchange.world() > kMostPeers)
     return unsupported("peers: expected at most " + std::to_string(kMostPeers) + " ranks, got " +
-                       std::to_string(exchange.world()));
+                       std::to_string(exchange.world()) + "; use NCCL for more");
   const Result<Identity> mine = identity_of(*device);
   NVFP4_MOE_TRY(exchange.agree(mine.status()));
   std::vector<Identity> ranks(static_cast<size_t>(exchange.world()));

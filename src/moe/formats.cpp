@@ -37,8 +37,9 @@ Result<const DeviceFormats*> functions_of(const Place& place) {
   const DeviceFormats* const functions =
       place.functions() != nullptr ? place.functions() : device_formats(DeviceKind::kCuda);
   if (functions == nullptr)
-    return unsupported("device cuda:" + to_string(place.index()) +
-                       ": this build has no CUDA backend");
+    return unsupported(
+        "device cuda:" + to_string(place.index()) +
+        ": this build has no CUDA backend; build it with nvcc 12.9 or later on PATH");
   return functions;
 }
 

@@ -275,7 +275,7 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
 }
 
 size_t MoeLayer::local_workspace_bytes(int64_t tokens) const {
-  return last_size_.get(tokens, [&](int64_t n) {
+  return workspace_size_.get(tokens, [&](int64_t n) {
     return backend_->workspace_bytes(weights_->config, weights_->range, plan_, n);
   });
 }
@@ -339,8 +339,9 @@ LayerSource unpacked_source(const MoeLayer& layer) {
   source.expert = [&layer, load](int64_t global_expert) -> Result<LoadedExpert> {
     const auto local = layer.weights().range.local(global_expert);
     if (!local)
-      return invalid_argument("expert " + std::to_string(global_expert) +
-                              ": not in this layer's range");
+      return invalid_argument(
+          "expert " + std::to_string(global_expert) +
+          ": expected one that this layer holds (its first_expert and expert_count)");
     return load(*local, layer.weights().config->intermediate_size);
   };
   if (layer.weights().config->shared_intermediate_size > 0)

@@ -224,7 +224,7 @@ class MoeLayer {
   std::unique_ptr<PackedWeights> weights_;
   Plan plan_;
   std::optional<DeclaredActivations> declared_;
-  LastSize last_size_;
+  WorkspaceSizeCache workspace_size_;
   std::unique_ptr<Executor> owned_executor_;
   Executor* executor_ = nullptr;
   std::unique_ptr<LayerDebug> debug_;  // null unless NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set

@@ -42,8 +42,9 @@ Status check_activation_dtype(const char* name, DType dtype) {
 
 Status check_tokens(int64_t tokens, int64_t max_tokens) {
   if (tokens >= 0 && tokens <= max_tokens) return {};
-  return invalid_argument("tokens: expected 0 to " + std::to_string(max_tokens) + ", got " +
-                          std::to_string(tokens));
+  return invalid_argument(
+      "tokens: expected 0 to " + std::to_string(max_tokens) + ", got " + std::to_string(tokens) +
+      (tokens > 0 ? "; open the layer with a larger max_tokens, or split the batch" : ""));
 }
 
 Status check_forked(const char* what, bool forked) {

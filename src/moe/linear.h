@@ -42,8 +42,8 @@ class NvfpLinear {
   // The minimum workspace of a run with that many tokens; it never shrinks as tokens grow. Without
   // an argument: for max_tokens().
   size_t workspace_bytes(int64_t tokens) const {
-    return last_size_.get(tokens,
-                          [&](int64_t n) { return backend_->linear_workspace_bytes(weights_, n); });
+    return workspace_size_.get(
+        tokens, [&](int64_t n) { return backend_->linear_workspace_bytes(weights_, n); });
   }
   size_t workspace_bytes() const { return workspace_bytes(max_tokens_); }
   std::string describe_json() const;
@@ -59,7 +59,7 @@ class NvfpLinear {
   NvfpLinear() = default;
   const Backend* backend_ = nullptr;
   LinearWeights weights_;
-  LastSize last_size_;
+  WorkspaceSizeCache workspace_size_;
   int64_t max_tokens_ = 0;
   std::unique_ptr<Executor> owned_executor_;
   Executor* executor_ = nullptr;

@@ -189,7 +189,8 @@ Result<DeviceFacts> device_facts(const std::string& device) {
 #ifdef NVFP4_MOE_WITH_CUDA
   return cuda_device_facts(*index);
 #else
-  return unsupported("device " + device + ": this build has no CUDA backend");
+  return unsupported("device " + device +
+                     ": this build has no CUDA backend; build it with nvcc 12.9 or later on PATH");
 #endif
 }
 

@@ -74,7 +74,9 @@ Status check_vector_array(const Array& array) {
 Result<const DeviceRouter*> router_of(int index, const DeviceRouter* functions) {
   if (functions == nullptr) functions = device_router(DeviceKind::kCuda);
   if (functions == nullptr)
-    return unsupported("device cuda:" + std::to_string(index) + ": this build has no CUDA backend");
+    return unsupported(
+        "device cuda:" + std::to_string(index) +
+        ": this build has no CUDA backend; build it with nvcc 12.9 or later on PATH");
   return functions;
 }
 

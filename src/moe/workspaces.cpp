@@ -9,7 +9,9 @@ constinit std::array<WorkspaceClaim::Bucket, size_t{1} << WorkspaceClaim::kBucke
     WorkspaceClaim::buckets_{};
 
 Status WorkspaceClaim::busy() {
-  return {Code::kBusy, "workspace: expected one that no other run is using, got one in use"};
+  return {Code::kBusy,
+          "workspace: expected one that no other run is using, got one in use; give each thread "
+          "and each stream its own"};
 }
 
 Result<WorkspacePool::Lease> WorkspacePool::lease(size_t size_bytes, void* stream,

@@ -24,7 +24,7 @@ namespace nvfp4_moe::internal {
 // Computing a size walks over a layer's arrays, which takes about 80 ns. A call needs the size
 // twice (to lease, and to check), and decoding uses the same token count in layer after layer and
 // step after step.
-class LastSize {
+class WorkspaceSizeCache {
  public:
   // compute(tokens), or its cached result. tokens: 0 to 2^31 - 1. Any thread may call it.
   template <class Compute>

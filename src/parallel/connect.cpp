@@ -2,6 +2,7 @@
 
 #include "exchange/nccl.h"
 #include "exchange/peers.h"
+#include "moe/layer.h"
 #include "moe/registry.h"
 
 namespace nvfp4_moe::internal {
@@ -81,9 +82,12 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
   } call{exchange, {library, communicator, {}, {}, {}}};
   const auto find = [&]() -> Result<DeviceFacts> {
     if (exchange.device() != nullptr)
-      return invalid_argument("nccl: expected an exchange without it, got one with it");
+      return invalid_argument(
+          "nccl: expected an exchange without it, got one with it; use_nccl is called once");
     if (exchange.peers() != nullptr)
-      return invalid_argument("nccl: expected an exchange without peers, got one with them");
+      return invalid_argument(
+          "nccl: expected an exchange without peers, got one with them; call use_nccl or "
+          "use_peers, not both");
     NVFP4_MOE_ASSIGN(DeviceFacts facts, device_facts(device));
     if (device_ranks(facts.kind) == nullptr)
       return unsupported("nccl: expected a device cuda:N, got " + device);
@@ -121,7 +125,8 @@ Status use_peers(Exchange& exchange, const std::string& device) {
   const auto find = [&]() -> Result<DeviceFacts> {
     if (exchange.device_link() != nullptr)
       return invalid_argument("peers: expected an exchange without devices, got one with " +
-                              exchange.device_link()->describe());
+                              exchange.device_link()->describe() +
+                              "; call use_nccl or use_peers, once");
     NVFP4_MOE_ASSIGN(DeviceFacts facts, device_facts(device));
     if (device_peers(facts.kind) == nullptr)
       return unsupported("peers: expected a device cuda:N, got " + device);

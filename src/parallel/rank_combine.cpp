@@ -19,8 +19,9 @@ Status multiply(const LayerSteps& steps, const StepContext& step, const PartBuff
 
 Result<RankCombine*> ranks_of(const MoeLayer& layer, const char* what) {
   if (layer.combine() != nullptr) return &ranks_of(layer);
-  return unsupported(std::string(what) +
-                     ": expected a layer over an exchange, got one of one rank");
+  return unsupported(
+      std::string(what) +
+      ": expected a layer over an exchange, got one of one rank; open it with an exchange");
 }
 
 DeviceLink* RankCombine::link() const {

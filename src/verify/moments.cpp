@@ -73,8 +73,9 @@ Result<MomentsWriter> MomentsWriter::create(
     const std::string& path, const std::vector<std::pair<int64_t, MoeOptions>>& layers) {
   NVFP4_MOE_ASSIGN(const bool taken, has_entry(path));
   if (taken)
-    return invalid_argument(
-        fmt::format("{}: expected a new file, got one that exists", printable(path, 4096)));
+    return invalid_argument(fmt::format(
+        "{}: expected a new file, got one that exists; choose another name, or remove it",
+        printable(path, 4096)));
   std::vector<TensorInfo> infos;
   for (const auto& [layer, o] : layers) {
     const std::string prefix = fmt::format("layers.{}.", layer);

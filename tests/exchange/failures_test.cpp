@@ -163,7 +163,9 @@ TEST(ParallelRun, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
       status = rank.run([&](Batch& batch) {
         if (wrong) batch.tokens = 13;
       });
-      EXPECT_EQ(status.message(), "rank 1: tokens: expected 0 to 12, got 13");
+      EXPECT_EQ(status.message(),
+                "rank 1: tokens: expected 0 to 12, got 13; open the layer with a larger "
+                "max_tokens, or split the batch");
       status = rank.layer.run(slice_of(data, 0, 12, rank.out.data()), rank.workspace.data(),
                               rank.workspace.size_bytes() - (wrong ? 256 : 0));
       EXPECT_THAT(status.message(), HasSubstr("rank 1: workspace"));

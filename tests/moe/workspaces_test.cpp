@@ -185,10 +185,11 @@ TEST_F(WorkspacePools, ThreadsNeverHoldTheSameBytes) {
   EXPECT_EQ(mixed, 0);
 }
 
-// ---- LastSize: when it computes again, and that no thread gets the size of another token count
+// ---- WorkspaceSizeCache: when it computes again, and that no thread gets the size of another
+// token count
 
-TEST(LastSize, ComputesOnceForACountThatIsAskedForAgain) {
-  LastSize last;
+TEST(WorkspaceSizeCache, ComputesOnceForACountThatIsAskedForAgain) {
+  WorkspaceSizeCache last;
   int computed = 0;
   const auto size_of = [&](int64_t tokens) {
     ++computed;
@@ -204,20 +205,20 @@ TEST(LastSize, ComputesOnceForACountThatIsAskedForAgain) {
 }
 
 // A size too large to be stored together with its token count is right too, and hides no other.
-TEST(LastSize, LargeSizesAndCountsAreExact) {
+TEST(WorkspaceSizeCache, LargeSizesAndCountsAreExact) {
   constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
   constexpr size_t kLimit = size_t{1} << 33;
   for (const int64_t tokens : {int64_t{0}, int64_t{1}, kMostTokens - 1, kMostTokens})
     for (const size_t size :
          {size_t{0}, kLimit - 1, kLimit, kLimit + 5, std::numeric_limits<size_t>::max()}) {
-      const LastSize last;
+      const WorkspaceSizeCache last;
       for (int again = 0; again < 2; ++again)
         EXPECT_EQ(last.get(tokens, [&](int64_t) { return size; }), size);
     }
 }
 
-TEST(LastSize, ThreadsGetTheSizeOfTheirOwnCount) {
-  LastSize last;
+TEST(WorkspaceSizeCache, ThreadsGetTheSizeOfTheirOwnCount) {
+  WorkspaceSizeCache last;
   std::vector<std::thread> threads;
   std::vector<int> wrong(4, 0);
   for (int64_t t = 0; t < 4; ++t)

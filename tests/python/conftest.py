@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIED = ("tools", "tools/check", "tools/release", "tests/vectors", "tests/acceptance", "tests/other_cpu", "bench")
-for folder in (*TRIED, "examples/python"):
+for folder in (*TRIED, "tools/docs", "examples/python"):
     sys.path.insert(0, str(ROOT / folder))  # scripts that the tests import
 sys.path.append(str(ROOT))  # bench.moe_bench
 

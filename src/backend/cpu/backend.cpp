@@ -78,7 +78,7 @@ struct Entry {
     if (!kKernels().runs_on_host())
       return unsupported(std::string("instruction set ") + kKernels().name +
                          ": expected a CPU with " + kKernels().requires_text +
-                         ", this one lacks it");
+                         ", this one lacks it; backend cpu takes the best that it has");
     return {};
   }
   static Result<Plan> plan(const MoeConfig& config, const ExpertRange& range,

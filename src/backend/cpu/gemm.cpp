@@ -8,7 +8,7 @@ namespace {
 
 // acc times 2^-shift of each panel. Exact, since no product is below 2^-18 times 2^shift, far from
 // fp32's smallest numbers.
-void take_shifts_back(const Strip& strip, int64_t rows, float* acc) {
+void undo_fp8_shifts(const Strip& strip, int64_t rows, float* acc) {
   for (int64_t p = 0; p < strip.panels; ++p) {
     const int shift = strip.fp8_shift[static_cast<size_t>(p)];
     if (shift == 0) continue;
@@ -45,7 +45,7 @@ void multiply(const Kernels& kernels, const Operands& operands, const Strip& str
                  .k = operands.k,
                  .same_bits = operands.same_bits},
                 block.acc);
-  if (operands.format == ActivationFormat::kFp8) take_shifts_back(strip, block.count, block.acc);
+  if (operands.format == ActivationFormat::kFp8) undo_fp8_shifts(strip, block.count, block.acc);
 }
 
 RoundRows rows_of_block(const RowBlock& block, int64_t panels, void* out, DType dtype,

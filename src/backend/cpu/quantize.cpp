@@ -58,7 +58,7 @@ void write_hidden_operands(const StepContext& step, const Kernels& kernels, int6
 }
 
 // Computes weighted_hidden of one token: hidden times its router weight, rounded to hidden's dtype.
-void weigh(const StepContext& step, const Kernels& kernels, int64_t token) {
+void scale_hidden(const StepContext& step, const Kernels& kernels, int64_t token) {
   const Batch& batch = step.batch;
   const int64_t k = step.weights.config->hidden_size, row_bytes = k * bits(batch.hidden_dtype) / 8;
   float weight = batch.topk_weights[token];  // top_k is 1
@@ -94,7 +94,7 @@ void quantize(const StepContext& step, const Kernels& kernels, const LayerScratc
     bool nonfinite = false;
     if (rows.routed) {
       const bool weighs = weighs_hidden(config);
-      if (weighs) weigh(step, kernels, token);
+      if (weighs) scale_hidden(step, kernels, token);
       nonfinite = convert(weighs ? step.buffers.weighted_hidden : batch.hidden, token, routed);
       if (scratch != nullptr) write_hidden_operands(step, kernels, token, *scratch);
     }

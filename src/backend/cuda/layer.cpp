@@ -35,7 +35,8 @@ Status supports_device(const DeviceFacts& device) {
   if (device.compute_capability >= kLeastCapability) return {};
   return unsupported("device: expected compute capability 8.0 or higher, got " +
                      std::to_string(device.compute_capability / 10) + "." +
-                     std::to_string(device.compute_capability % 10) + " (" + device.name + ")");
+                     std::to_string(device.compute_capability % 10) + " (" + device.name +
+                     "); device cpu runs it");
 }
 
 Status supports_config(const MoeConfig& config) {

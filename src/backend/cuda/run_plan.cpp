@@ -10,7 +10,7 @@ namespace nvfp4_moe::internal::cuda {
 namespace {
 
 // Inputs of every decision below.
-struct Question {
+struct PlanInputs {
   const GemmTable& gemms;
   const MoeConfig& config;
   const ExpertRange& range;
@@ -28,7 +28,7 @@ struct Question {
 
 // How one CTA routes: with bit masks if they fit into shared memory; otherwise with one warp per
 // slice, as many as have room for their counters.
-void plan_one_cta(const Question& q, RoutePlan& route) {
+void plan_one_cta(const PlanInputs& q, RoutePlan& route) {
   const int64_t experts = q.range.count, assignments = q.assignments();
   const int64_t bit_bytes = route_bits_bytes(assignments, experts, route.sorts_tiles());
   if (bit_bytes <= kSharedBytesOfAll ||
@@ -51,7 +51,7 @@ void plan_one_cta(const Question& q, RoutePlan& route) {
 }
 
 // wide: for a rank with many rows, or null.
-RoutePlan plan_route(const Question& q, const GemmConfig& gemm, const GemmConfig* wide) {
+RoutePlan plan_route(const PlanInputs& q, const GemmConfig& gemm, const GemmConfig* wide) {
   const int64_t experts = q.range.count;
   RoutePlan route;
   route.tile_n = gemm.tile_n;
@@ -88,7 +88,7 @@ RoutePlan plan_route(const Question& q, const GemmConfig& gemm, const GemmConfig
 // ---- quantize
 
 // aligned: the input of quantize, to 16 bytes.
-QuantizePlan plan_hidden(const Question& q, bool aligned, bool fused, bool tma_rows) {
+QuantizePlan plan_hidden(const PlanInputs& q, bool aligned, bool fused, bool tma_rows) {
   const int64_t k = q.config->hidden_size, tokens = q.tokens();
   const bool vec8 = q.quantizes() && q.facts.hidden_dtype == DType::kBf16 && aligned &&
                     q.config->activation_scale != ActivationScale::kCompat;
@@ -118,7 +118,7 @@ QuantizePlan plan_hidden(const Question& q, bool aligned, bool fused, bool tma_r
 
 // rows: upper bound. expected: if every expert had the same number. If CTAs take several rows,
 // there are as many as run at once.
-QuantizePlan plan_requantize(const Question& q, int64_t k, int64_t rows, int64_t expected) {
+QuantizePlan plan_requantize(const PlanInputs& q, int64_t k, int64_t rows, int64_t expected) {
   QuantizePlan plan;
   if (rows == 0 || (!q.quantizes() && !q.facts.single_steps))
     return plan;  // combine counts nonfinite rows
@@ -145,7 +145,7 @@ QuantizePlan plan_requantize(const Question& q, int64_t k, int64_t rows, int64_t
 
 // ---- the GEMMs
 
-GemmPlan plan_gemm(const Question& q, int index, int64_t k) {
+GemmPlan plan_gemm(const PlanInputs& q, int index, int64_t k) {
   GemmPlan gemm;
   gemm.config = index;
   gemm.tile_n = q.gemms.configs[static_cast<size_t>(index)].tile_n;
@@ -157,14 +157,14 @@ GemmPlan plan_gemm(const Question& q, int index, int64_t k) {
 // Whether gemm2 quantizes its rows as it loads them. Each CTA reads them completely before it
 // multiplies, in several batches of reads. If there are few batches, a separate kernel takes
 // longer. tile_rows: the approximate number for an expert with rows.
-bool gemm2_requantizes(const Question& q, int index, int wide, int64_t k, double tile_rows) {
+bool gemm2_requantizes(const PlanInputs& q, int index, int wide, int64_t k, double tile_rows) {
   return q.config->activation_format == ActivationFormat::kFp8 && !q.facts.single_steps &&
          q.tokens() > 0 && wide < 0 &&
          q.gemms.configs[static_cast<size_t>(index)].fused_requantize &&
          tile_rows * static_cast<double>(k) <= kMaxRequantizedTile;
 }
 
-GemmPlan plan_gemm2(const Question& q, int index, int64_t k) {
+GemmPlan plan_gemm2(const PlanInputs& q, int index, int64_t k) {
   GemmPlan gemm = plan_gemm(q, index, k);
   if (q.gemms.configs[static_cast<size_t>(index)].tma_rows) gemm.rows = RowSource::kInRows;
   gemm.after_route = true;
@@ -173,7 +173,7 @@ GemmPlan plan_gemm2(const Question& q, int index, int64_t k) {
 }
 
 // Plans the part's requantize and gemm2. rows, expected, tile_rows: as above.
-void plan_second_half(const Question& q, PartPlan& part, int index, int wide, int64_t k,
+void plan_second_half(const PlanInputs& q, PartPlan& part, int index, int wide, int64_t k,
                       int64_t rows, int64_t expected, double tile_rows) {
   part.gemm2 = plan_gemm2(q, index, k);
   part.gemm2.wide = wide;
@@ -185,7 +185,7 @@ void plan_second_half(const Question& q, PartPlan& part, int index, int wide, in
   }
 }
 
-GemmPlan plan_routed_gemm1(const Question& q, int index, const RunPlan& run) {
+GemmPlan plan_routed_gemm1(const PlanInputs& q, int index, const RunPlan& run) {
   const GemmConfig& config = q.gemms.configs[static_cast<size_t>(index)];
   GemmPlan gemm = plan_gemm(q, index, q.config->hidden_size);
   if (config.tma_rows) {
@@ -202,7 +202,7 @@ GemmPlan plan_routed_gemm1(const Question& q, int index, const RunPlan& run) {
   return gemm;
 }
 
-PartPlan plan_shared(const Question& q) {
+PartPlan plan_shared(const PlanInputs& q) {
   const int index = q.gemms.shared(q.tokens());
   const int64_t inner = q.config->shared_intermediate_size;
   PartPlan part;
@@ -216,7 +216,7 @@ PartPlan plan_shared(const Question& q) {
 
 // ---- combine
 
-CombinePlan plan_combine(const Question& q, const RunPlan& run) {
+CombinePlan plan_combine(const PlanInputs& q, const RunPlan& run) {
   const int64_t tokens = q.tokens();
   CombinePlan combine;
   const bool small_batch = tokens <= kSmallCombineTokens;
@@ -241,7 +241,7 @@ CombinePlan plan_combine(const Question& q, const RunPlan& run) {
 
 // The largest of the configurations up to `last`, so that it grows with tokens; 0 if nothing is
 // split along K.
-int64_t partial_bytes(const Question& q, int last) {
+int64_t partial_bytes(const PlanInputs& q, int last) {
   const int64_t longest_k = std::max(
       {q.config->hidden_size, q.config->intermediate_size, q.config->shared_intermediate_size});
   if (!q.gemms.splits_k(q.config, longest_k)) return 0;
@@ -255,7 +255,7 @@ int64_t partial_bytes(const Question& q, int last) {
 
 RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const ExpertRange& range,
                       const DeviceFacts& device, const RunFacts& facts, int forced_config) {
-  const Question q{gemms, config, range, device, facts};
+  const PlanInputs q{gemms, config, range, device, facts};
   const int index = forced_config >= 0 ? forced_config : gemms.routed(config, range, facts.tokens);
   const GemmConfig& gemm = gemms.configs[static_cast<size_t>(index)];
   // A small batch that one warp routes lists one kind of tiles, wide tiles are sorted, and kernels
@@ -301,9 +301,9 @@ RunPlan make_linear_plan(const GemmTable& gemms, const MoeConfig& x, const MoeCo
   run.tokens = facts.tokens;
   run.operand = gemms.operands.of(x->activation_format);
   run.e4m3_weights = x->activation_format == ActivationFormat::kFp8;
-  const Question x_question{gemms, x, none, device, facts};
-  run.hidden = plan_hidden(x_question, facts.hidden_aligned, false, false);
-  const Question q{gemms, product, none, device, facts};
+  const PlanInputs x_inputs{gemms, x, none, device, facts};
+  run.hidden = plan_hidden(x_inputs, facts.hidden_aligned, false, false);
+  const PlanInputs q{gemms, product, none, device, facts};
   const int index = gemms.shared(facts.tokens);
   run.shared.gemm2 = plan_gemm2(q, index, product->shared_intermediate_size);
   // a linear has no route: its replacement runs just before this kernel

@@ -36,7 +36,7 @@ ScalePolicy hidden_policy(const StepContext& step) {
 
 // Computes weighted_hidden of one token. The product of two numbers of hidden's dtype is exact in
 // double.
-void weigh(const StepContext& step, int64_t token) {
+void scale_hidden(const StepContext& step, int64_t token) {
   const Batch& batch = step.batch;
   const int64_t cols = step.weights.config->hidden_size;
   const double weight = round_to(format_of(batch.hidden_dtype), double{batch.topk_weights[token]});
@@ -67,7 +67,7 @@ void quantize(const StepContext& step) {
       bool bad = false;
       routed.hidden.nonfinite[token] = 0;
       if (weighs && has_row) {
-        weigh(step, token);
+        scale_hidden(step, token);
         bad = convert(step.buffers.weighted_hidden, routed.hidden);
       }
       if (weighs ? has_shared : has_row || has_shared)

@@ -162,7 +162,7 @@ def test_rows_that_nobody_would_add_up_are_an_error(methods):
     expert_map[: EXPERTS // 2] = torch.arange(EXPERTS // 2)
     method, layer = loaded(methods, local=list(range(EXPERTS // 2)), expert_map=expert_map)
     method.moe.moe_parallel_config.all2all_backend = "passthrough"
-    words = "of --all2all-backend passthrough takes rows for summed that are one rank's of 2"
+    words = "of --all2all-backend passthrough would take one rank's rows for the sum over 2 ranks"
     with pytest.raises(RuntimeError, match=f"PassThroughPrepareAndFinalize {words}"):
         method.process_weights_after_loading(layer)
     assert method.moe_kernel is None

@@ -118,7 +118,8 @@ Result<DeviceFacts> cuda_device_facts(int index) {
   }
   if (index < 0 || index >= count)
     return unsupported("device cuda:" + std::to_string(index) + ": this machine has " +
-                       std::to_string(count) + " CUDA devices");
+                       std::to_string(count) +
+                       " CUDA devices, numbered from 0 (CUDA_VISIBLE_DEVICES may hide some)");
   cudaDeviceProp properties{};
   NVFP4_MOE_TRY(
       cuda::check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties"));

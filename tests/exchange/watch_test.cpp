@@ -76,39 +76,28 @@ TEST(Watch, EndsBetweenPolls) {
   });
 }
 
-TEST(Watch, WhatTheDeviceSaysEndsAllRanks) {
-  for (const Over over : {Over::kThreads, Over::kCallbacks}) {
-    SCOPED_TRACE(name_of(over));
-    std::atomic<int> received{0};
-    on_ranks(over, 3, kLong, [&](Exchange& exchange) {
-      Watching device(exchange);
-      ASSERT_OK(exchange.barrier());
-      if (exchange.rank() == 1) device.sees(Status(Code::kIo, "late"));
-      const Status state = device.state_once_failed();
-      EXPECT_THAT(state.message(), exchange.rank() == 1 ? "late" : "rank 1: late");
-      EXPECT_EQ(state.code(), Code::kIo);
-      for (++received; received < 3;)
-        std::this_thread::sleep_for(Timeout{5});  // before any of them leaves
-      EXPECT_EQ(exchange.barrier().message(), "rank 1: late");
-      const Watch::Lock lock = device.watch.lock();
-      EXPECT_THAT(device.ended, ElementsAre(state.message()));
-    });
-  }
-}
-
-TEST(Watch, ARankThatLeavesEndsTheOthers) {
-  for (const Over over : {Over::kThreads, Over::kCallbacks}) {
-    SCOPED_TRACE(name_of(over));
-    on_ranks(over, 2, kLong, [](Exchange& exchange) {
-      ASSERT_OK(exchange.barrier());
-      if (exchange.rank() == 1) return;
-      Watching device(exchange);
-      EXPECT_THAT(device.state_once_failed().message(),
-                  HasSubstr("expected rank 1, got none: it has left"));
-      const Watch::Lock lock = device.watch.lock();
-      EXPECT_EQ(device.ended.size(), 1u);
-    });
-  }
+TEST(Watch, WhatTheDeviceSaysOrARankThatLeavesEndsAllRanks) {
+  for (const Over over : {Over::kThreads, Over::kCallbacks})
+    for (const bool leaves : {false, true}) {
+      SCOPED_TRACE(name_of(over));
+      std::atomic<int> received{0};
+      on_ranks(over, 3, kLong, [&](Exchange& exchange) {
+        const bool causes = exchange.rank() == 1;
+        ASSERT_OK(exchange.barrier());
+        if (causes && leaves) return;
+        Watching device(exchange);
+        if (causes) device.sees(Status(Code::kIo, "late"));
+        const Status state = device.state_once_failed();
+        EXPECT_THAT(state, Refused(Code::kIo, leaves   ? "expected rank 1, got none: it has left"
+                                              : causes ? "late"
+                                                       : "rank 1: late"));
+        for (++received; received < (leaves ? 2 : 3);)
+          std::this_thread::sleep_for(Timeout{5});  // before any of them leaves
+        EXPECT_FALSE(exchange.barrier().ok());
+        const Watch::Lock lock = device.watch.lock();
+        EXPECT_THAT(device.ended, ElementsAre(state.message()));
+      });
+    }
 }
 
 // The first failure is never replaced, and a device that has failed is no longer polled.

@@ -151,21 +151,23 @@ TEST(CExpertParallel, WhatOneRankGetsWrongInACallReachesAll) {
             "rank 1: load: expected a pointer");
 
     const nvfp4_moe_layer_tensors& tensors = mine.c.tensors;
-    const int64_t backwards[] = {3, 2, 1, 0}, twice[] = {3, 3, 1, 0}, other[] = {0, 2, 1, 3};
+    auto without = tensors, narrow = tensors, broken = tensors;
+    const float scales[] = {-1, 1, 1, 1};  // of expert 0, which is to go to the last slot
+    without.down_codes = nullptr;
+    narrow.gate_up_codes_stride = 1;
+    broken.down_tensor_scales = scales;
+    const int64_t backwards[] = {3, 2, 1, 0}, other[] = {0, 2, 1, 3};
     const auto rearrange = [&](const int64_t* slots, int64_t count,
                                const nvfp4_moe_layer_tensors* from) {
-      return nvfp4_moe_layer_rearrange_tensors(handle, slots, count, from);
+      return wrong ? nvfp4_moe_layer_rearrange_tensors(handle, slots, count, from)
+                   : nvfp4_moe_layer_rearrange_tensors(handle, backwards, 4, &tensors);
     };
-    refused(rearrange(wrong ? nullptr : backwards, 4, &tensors), "rank 1: expert_of_slot");
-    refused(rearrange(backwards, wrong ? 3 : 4, &tensors), "rank 1: slots: expected 4, got 3");
-    refused(rearrange(wrong ? twice : backwards, 4, &tensors), "rank 1: placement");
-    refused(rearrange(backwards, 4, wrong ? nullptr : &tensors), "rank 1: tensors");
-    auto without = tensors, narrow = tensors;
-    if (wrong) without.down_codes = nullptr, narrow.gate_up_codes_stride = 1;
+    refused(rearrange(nullptr, 4, &tensors), "rank 1: expert_of_slot");
+    refused(rearrange(backwards, 3, &tensors), "rank 1: slots: expected 4, got 3");
+    refused(rearrange(backwards, 4, nullptr), "rank 1: tensors");
     refused(rearrange(backwards, 4, &without), "rank 1: down_codes");
     refused(rearrange(backwards, 4, &narrow), "rank 1: gate_up_codes_stride");
-    refused(rearrange(wrong ? other : backwards, 4, &tensors),
-            "rearrange of rank 1: expected placement");
+    refused(rearrange(other, 4, &tensors), "rearrange of rank 1: expected placement");
     EXPECT_TRUE(same_bits(run_part(layer, rank, tiny_options(), 8), before));
 
     EXPECT_EQ(nvfp4_moe_layer_write_repro(handle, &right, 0, "/tmp/unused"),
@@ -173,9 +175,6 @@ TEST(CExpertParallel, WhatOneRankGetsWrongInACallReachesAll) {
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("repro"));
 
     // If an expert is illegal, other ranks have already begun to replace it.
-    auto broken = tensors;
-    const float scales[] = {-1, 1, 1, 1};  // expert 0, which is to go to the last slot
-    if (wrong) broken.down_tensor_scales = scales;
     for (int call = 0; call < 2; ++call) {
       EXPECT_NE(rearrange(backwards, 4, &broken), NVFP4_MOE_STATUS_OK);
       EXPECT_THAT(nvfp4_moe_last_error(), StartsWith("rank 1: slot 3, expert 0"));

@@ -160,32 +160,6 @@ TEST(ParallelRun, MoreTokensThanTheCapacityAreReportedOnAllAndNoneIsDropped) {
   });
 }
 
-TEST(ParallelRun, ARankThatDisappearsEndsTheRunOnTheOthers) {
-  const CaseData data = made(small());
-  for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
-    const double took = seconds_of([&] {
-      on_layers(4, data, combined_by(combine), [](OpenRank& rank) {
-        EXPECT_OK(rank.run());
-        if (rank.exchange.rank() == 2) return rank.exchange.abort(Status(Code::kIo, "killed"));
-        EXPECT_THAT(rank.run().message(), HasSubstr("rank 2: killed"));
-        EXPECT_THAT(rank.run().message(), HasSubstr("rank 2: killed"));
-      });
-    });
-    EXPECT_LT(took, 20) << "ended by the timeout";
-  }
-}
-
-TEST(ParallelRun, ASharedExpertsWeightsAreTakenWhereTheyAreRead) {
-  Case spec = small();
-  spec.options.shared_intermediate_size = 32;
-  spec.shared_weights = true;
-  on_layers(2, made(spec), combined_by(CombineBy::kAllReduce), [](OpenRank& rank) {
-    EXPECT_OK(rank.run());  // given on both, read on rank 0
-    EXPECT_EQ(rank.layer.weights().config->shared_intermediate_size,
-              rank.exchange.rank() == 0 ? 32 : 0);
-  });
-}
-
 // Assigning logical experts to other slots replaces packed experts in place: byte for byte as a
 // fresh open packs them.
 TEST(ParallelRearrange, GivesTheBytesOfAFreshLayerAndTheBitsOfTheOldOne) {

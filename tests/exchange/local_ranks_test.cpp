@@ -11,21 +11,6 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-TEST(LocalRanks, AreThreadsOrAProcessIsOneRank) {
-  const auto ranks = must(LocalRanks::threads(3, kLong));
-  EXPECT_EQ(ranks->world(), 3);
-  EXPECT_EQ(ranks->here(), 3);
-  EXPECT_TRUE(ranks->has_first());
-  on_threads(2, [group = *ThreadGroup::make(2)](int rank) {
-    const LocalRanks one = LocalRanks::process(std::move(*must(group->join(rank, 2, kLong))));
-    EXPECT_EQ(one.world(), 2);
-    EXPECT_EQ(one.here(), 1);
-    EXPECT_EQ(one.first_rank(), rank);
-    EXPECT_EQ(one.has_first(), rank == 0);
-    EXPECT_OK(one.each([&](int index) { return one.exchange(index)->barrier(); }));
-  });
-}
-
 TEST(LocalRanks, ARankThatFailsOrThrowsEndsTheOthers) {
   for (const bool throws : {false, true}) {
     const auto ranks = must(LocalRanks::threads(3, kLong));

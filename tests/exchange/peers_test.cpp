@@ -268,41 +268,33 @@ TEST(Peers, MemoryStaysUntilTheOthersHaveWrittenToItLast) {
   });
 }
 
-// A rank that polls before the watch does reports to the others too.
-TEST(Peers, AStatusThatFindsALateRankEndsTheWaitsOfAll) {
-  Counts counts;
-  for (const bool by_state : {false, true})
-    on_peers(2, counts, [&](Exchange& exchange, auto& peers, const DeviceDouble& kernels) {
-      if (exchange.rank() == 0) {
-        std::atomic_ref<uint32_t>(kernels.words->late).store(1 + 1);
-        EXPECT_THAT((by_state ? peers->state() : peers->state_of_work()).message(),
-                    HasSubstr("expected rank 1 on the device"));
-      } else {
-        EXPECT_THAT(exchange.barrier().message(),
-                    HasSubstr("rank 0: peers: expected rank 1 on the device"));
-      }
-    });
-}
-
+// A status that finds a late rank before the watch does reports to the others too.
 TEST(Peers, ARankThatIsLateEndsTheWaitsOfAll) {
-  Counts counts;
-  std::atomic<int> received{0};
-  on_peers(3, counts, [&](Exchange& exchange, auto& peers, const DeviceDouble& kernels) {
-    EXPECT_OK(peers->state_of_work());
-    ASSERT_OK(exchange.barrier());
-    if (exchange.rank() == 0) std::atomic_ref<uint32_t>(kernels.words->late).store(1 + 2);
-    comes_true([&] { return !peers->state().ok(); });
-    const std::string late =
-        "peers: expected rank 2 on the device within 20000 ms, got none: it has stopped, or has "
-        "come with another call";
-    EXPECT_EQ(peers->state().message(), exchange.rank() == 0 ? late : "rank 0: " + late);
-    // If a rank's device has waited in vain, its results are invalid, on that rank only.
-    EXPECT_EQ(peers->state_of_work().message(), exchange.rank() == 0 ? late : "");
-    peers->abort(Status(Code::kIo, "later"));
-    EXPECT_THAT(peers->state().message(), HasSubstr(late)) << "the first failure stays";
-    for (++received; received < 3;) std::this_thread::sleep_for(Timeout{5});
-  });
-  EXPECT_EQ(counts.stops, 3);
+  const std::string late =
+      "peers: expected rank 2 on the device within 20000 ms, got none: it has stopped, or has come "
+      "with another call";
+  enum { kByWatch, kByState, kByStateOfWork };
+  for (const int by : {kByWatch, kByState, kByStateOfWork}) {
+    Counts counts;
+    std::atomic<int> received{0};
+    on_peers(3, counts, [&](Exchange& exchange, auto& peers, const DeviceDouble& kernels) {
+      const bool first = exchange.rank() == 0;
+      EXPECT_OK(peers->state_of_work());
+      ASSERT_OK(exchange.barrier());
+      if (first) std::atomic_ref<uint32_t>(kernels.words->late).store(1 + 2);
+      if (first && by == kByState) EXPECT_EQ(peers->state().message(), late);
+      if (first && by == kByStateOfWork) EXPECT_EQ(peers->state_of_work().message(), late);
+      if (!first || by == kByWatch) comes_true([&] { return !exchange.poll().ok(); });
+      comes_true([&] { return !peers->state().ok(); });
+      EXPECT_EQ(peers->state().message(), first ? late : "rank 0: " + late);
+      // If a rank's device has waited in vain, its results are invalid, on that rank only.
+      EXPECT_EQ(peers->state_of_work().message(), first ? late : "");
+      peers->abort(Status(Code::kIo, "later"));
+      EXPECT_THAT(peers->state().message(), HasSubstr(late)) << "the first failure stays";
+      for (++received; received < 3;) std::this_thread::sleep_for(Timeout{5});
+    });
+    EXPECT_EQ(counts.stops, 3);
+  }
 }
 
 }  // namespace

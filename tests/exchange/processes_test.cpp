@@ -32,17 +32,12 @@ std::string polled(Exchange& exchange, Timeout within = Timeout{2000}) {
 // Each rank on a thread of this process. The exchanges are destroyed when all bodies have returned.
 void on_board(int world, const std::function<void(Exchange& exchange, BoardRank& rank)>& body) {
   const auto board = Board::make();
-  std::vector<std::unique_ptr<BoardRank>> ranks;
-  std::vector<std::unique_ptr<Exchange>> exchanges(static_cast<size_t>(world));
-  for (int rank = 0; rank < world; ++rank)
-    ranks.push_back(std::make_unique<BoardRank>(board, rank, world));
+  std::atomic<int> returned{0};
   on_threads(world, [&](int rank) {
-    auto exchange = must(ranks[static_cast<size_t>(rank)]->connect(kLong));
-    exchanges[static_cast<size_t>(rank)] = std::move(*exchange);
-  });
-  for (const auto& exchange : exchanges) ASSERT_NE(exchange, nullptr);
-  on_threads(world, [&](int rank) {
-    body(*exchanges[static_cast<size_t>(rank)], *ranks[static_cast<size_t>(rank)]);
+    BoardRank end(board, rank, world);
+    const auto exchange = must(end.connect(kLong));
+    body(**exchange, end);
+    for (++returned; returned < world;) std::this_thread::sleep_for(Timeout{1});
   });
 }
 

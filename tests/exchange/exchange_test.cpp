@@ -13,6 +13,7 @@
 
 #include "core/float_formats.h"
 #include "core/random.h"
+#include "exchange/echo_peer.h"
 #include "exchange/ranks.h"
 #include "support/support.h"
 
@@ -247,37 +248,26 @@ TEST(ThreadGroups, DifferentOperationsAreRefusedOnAll) {
   });
 }
 
-// A host's function that delivers these bytes, or nothing although it reports success.
-int brings(void* user, const void*, const int64_t*, void* recv, const int64_t* recv_bytes, int64_t,
-           char*, size_t) {
-  const auto* bytes = static_cast<const std::vector<std::byte>*>(user);
-  if (!bytes->empty())
-    std::memcpy(recv, bytes->data(), static_cast<size_t>(recv_bytes[0] + recv_bytes[1]));
-  return 0;
-}
-
 TEST(Callbacks, AHandshakeOfAnotherLibraryWorldOrVersionIsRefused) {
-  std::vector<std::byte> bytes;
-  const auto refusal = [&] {
-    return connect_callbacks({&bytes, brings, nullptr}, 0, 2, kShort).status().message();
+  const struct {
+    size_t at, bytes;
+    char value;
+    std::string text;
+  } cases[] = {
+      {0, 8, 0, "expected a handshake of this library from rank 1, got other bytes"},
+      {12, 1, 4, "expected rank 1 of a world of 2 in place 1, got rank 1 of a world of 4"},
+      // without a terminating 0
+      {16, 24, '9', " on rank 1 as on rank 0, got " + std::string(23, '9')},
   };
-  EXPECT_THAT(refusal(),
-              HasSubstr("expected a handshake of this library from rank 0, got other bytes"));
-  struct {
-    uint64_t magic = 0x3145504534504656;
-    int32_t rank = 0, world = 2;
-    char version[24] = "1.2.3";
-  } handshakes[2];
-  bytes.resize(sizeof(handshakes));
-  handshakes[1].rank = 1;
-  handshakes[1].world = 4;
-  std::memcpy(bytes.data(), handshakes, sizeof(handshakes));
-  EXPECT_THAT(refusal(),
-              HasSubstr("expected rank 1 of a world of 2 in place 1, got rank 1 of a world of 4"));
-  std::memset(handshakes[1].version, '9', sizeof(handshakes[1].version));  // no terminating 0
-  std::memcpy(bytes.data(), handshakes, sizeof(handshakes));
-  EXPECT_EQ(refusal(), "exchange: expected nvfp4-moe 1.2.3 on rank 1 as on rank 0, got " +
-                           std::string(23, '9'));
+  for (const auto& one : cases) {
+    EchoPeer peer;
+    peer.change = [&](int64_t, std::span<std::byte> received) {
+      std::memset(received.data() + one.at, one.value, one.bytes);
+    };
+    EXPECT_THAT(connect_callbacks({&peer, EchoPeer::all_to_all_v, nullptr}, 0, 2, kShort).status(),
+                Refused(Code::kInvalidArgument, one.text));
+    EXPECT_EQ(peer.calls, 1);
+  }
 }
 
 TEST(Callbacks, AFailureCarriesTheHostsWords) {
@@ -299,30 +289,20 @@ TEST(Callbacks, AFailureCarriesTheHostsWords) {
                 Refused(expected.code(), expected.message()));
 }
 
-// A host's all_to_all_v that blocks inside a call until it is released, and cannot notify anyone.
-struct HeldHost {
-  std::atomic<bool> holds{false}, is_in{false};
-  static int all_to_all_v(void* user, const void* send, const int64_t* send_bytes, void* recv,
-                          const int64_t*, int64_t, char*, size_t) {
-    auto& self = *static_cast<HeldHost*>(user);
-    std::memcpy(recv, send, static_cast<size_t>(send_bytes[0]));
-    self.is_in = true;
-    while (self.holds) std::this_thread::yield();
-    return 0;
-  }
-};
-
 TEST(Callbacks, AnAbortDuringACallIsWhatLaterCallsReturn) {
-  HeldHost host;
+  EchoPeer peer;
   const auto exchange =
-      must(connect_callbacks({&host, HeldHost::all_to_all_v, nullptr}, 0, 1, kLong));
-  host.holds = true;
-  host.is_in = false;
+      must(connect_callbacks({&peer, EchoPeer::all_to_all_v, nullptr}, 0, 2, kLong));
+  std::atomic<bool> is_in{false}, ends{false};
+  peer.change = [&](int64_t, std::span<std::byte>) {
+    is_in = true;
+    while (!ends) std::this_thread::yield();
+  };
   std::thread caller([&] { EXPECT_OK((*exchange)->barrier()); });
-  while (!host.is_in) std::this_thread::yield();
+  while (!is_in) std::this_thread::yield();
   (*exchange)->abort(Status(Code::kCancelled, "stopped"));
   (*exchange)->abort(Status(Code::kIo, "again"));
-  host.holds = false;
+  ends = true;
   caller.join();
   EXPECT_EQ((*exchange)->poll().message(), "rank 0: stopped");
   EXPECT_THAT((*exchange)->barrier(), Refused(Code::kCancelled, "rank 0: stopped"));

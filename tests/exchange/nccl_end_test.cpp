@@ -89,21 +89,6 @@ TEST(NcclEnd, AnExchangeThatHasFailedIsAbortedHoweverSoonItIsDropped) {
   EXPECT_TRUE(comes_true([] { return communicators() == 0; }));
 }
 
-// A communicator that no graph can hold has ended once its exchange is gone, however long that
-// takes.
-TEST(NcclEnd, WhatWasNeverCapturedEndsWithItsExchange) {
-  std::thread later;
-  on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
-    Blocks blocks(exchange);
-    ASSERT_OK(device.all_to_all_v(blocks.call(kLong), nullptr));
-    ASSERT_OK(exchange.barrier());
-    if (exchange.rank() != 0) return;
-    auto slow = std::make_unique<Setting>("graphs");
-    later = std::thread([slow = std::move(slow)] { std::this_thread::sleep_for(Timeout{1000}); });
-  });
-  later.join();
-}
-
 // Captures a communicator and drops its exchange. The graph is dropped now, after a time, or never.
 enum class Graph { kStays, kDropped, kDroppedLate };
 void exit_with_a_captured_communicator(Graph graph) {

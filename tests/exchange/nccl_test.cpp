@@ -132,20 +132,15 @@ TEST(Nccl, ACallersCommunicatorIsUsedAndLeftAlone) {
     EXPECT_EQ((*device)->state().message(), "over");
     EXPECT_OK(exchange.barrier());
   });
-  // Swapped ranks, a world of one, and one rank without a communicator to pass.
-  const struct {
-    int world;
-    std::function<NcclOptions(int)> options;
-    const char* text;
-  } refusals[] = {{2, [&](int rank) { return given(1 - rank); },
-                   "rank 0: nccl: communicator: expected rank 0 of a world of 2, got rank 1"},
-                  {1, given, "got rank 0 of a world of 2"},
-                  {2, [&](int rank) { return rank == 0 ? given(0) : fake(); },
-                   "nccl of rank 1: expected communicator given as on rank 0, got made here"}};
-  for (const auto& refusal : refusals)
-    on_ranks(Over::kThreads, refusal.world, kLong, [&](Exchange& exchange) {
-      EXPECT_THAT(connect_nccl(exchange, refusal.options(exchange.rank())).status().message(),
-                  HasSubstr(refusal.text));
+  for (const bool mixed : {false, true})  // swapped ranks; a rank without a communicator to pass
+    on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
+      const int rank = exchange.rank();
+      const NcclOptions options = mixed && rank == 1 ? fake() : given(mixed ? 0 : 1 - rank);
+      EXPECT_THAT(
+          connect_nccl(exchange, options).status().message(),
+          HasSubstr(mixed ? "nccl of rank 1: expected communicator given as on rank 0"
+                          : "rank 0: nccl: communicator: expected rank 0 of a world of 2, got "
+                            "rank 1 of a world of 2"));
       EXPECT_OK(exchange.barrier());
     });
   EXPECT_EQ(communicators(), 2);

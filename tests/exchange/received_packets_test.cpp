@@ -125,16 +125,30 @@ ATTACK_TEST_P(kReceivedPackets, ReceivedPackets, AnyNumberInAnyPlaceLeavesOtherT
 }
 
 TEST_P(ReceivedPackets, ScalesThatNoQuantizerWritesFailByName) {
-  const CaseData data = case_of(ActivationFormat::kInt8Block);
-  if (declines(backend(), data.config)) return;
-  for (const uint32_t word : {kInfinity, kNaN, kDenormal, 0x80000001u, 0u}) {
-    const Received received =
-        RankZero(backend(), data, 0).run([&](int64_t message, std::span<std::byte> bytes) {
-          if (message == kPackets) put(bytes, 64, word);  // after the codes
-        });
-    EXPECT_THAT(received.status.message(),
-                HasSubstr("token 0 from rank 1: dispatch: block scale: expected a finite number "
-                          "from 2^-116, got "));
+  const struct {
+    ActivationFormat format;
+    size_t at;  // after the codes
+    std::vector<uint32_t> words;
+    const char* text;
+  } cases[] = {{ActivationFormat::kInt8Block,
+                64,
+                {kInfinity, kNaN, kDenormal, 0x80000001u, 0u},
+                "block scale: expected a finite number from 2^-116, got "},
+               {ActivationFormat::kNvfp4,
+                32,
+                {0x7F7F7F7Fu, 0x80808080u},
+                "block scale: expected an E4M3 byte of at most 126, got "}};
+  for (const auto& one : cases) {
+    const CaseData data = case_of(one.format);
+    if (declines(backend(), data.config)) continue;
+    for (const uint32_t word : one.words) {
+      const Received received =
+          RankZero(backend(), data, 0).run([&](int64_t message, std::span<std::byte> bytes) {
+            if (message == kPackets) put(bytes, one.at, word);
+          });
+      EXPECT_THAT(received.status.message(),
+                  HasSubstr(std::string("token 0 from rank 1: dispatch: ") + one.text));
+    }
   }
 }
 

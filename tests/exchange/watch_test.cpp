@@ -96,7 +96,7 @@ TEST(Watch, TheFirstFailureStays) {
   });
 }
 
-// What ends other ranks, by the device or by a rank that leaves, is tested with NCCL and peers.
+// The tests of NCCL and of peers have ranks that leave.
 TEST(Watch, WhatTheDeviceSaysEndsAllRanks) {
   std::atomic<int> received{0};
   on_ranks(Over::kCallbacks, 3, kLong, [&](Exchange& exchange) {

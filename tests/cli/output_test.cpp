@@ -24,8 +24,8 @@ class Output : public testing::Test {
     write_states(2);
   }
   void write_states(int64_t tokens) const {
-    const std::vector<float> values(static_cast<size_t>(tokens * kChannels), 0.5f);
-    write_named_tensors(states_, {tensor("hidden", DType::kF32, {tokens, kChannels}, values)});
+    const std::vector<float> values(static_cast<size_t>(tokens * channels_), 0.5f);
+    write_named_tensors(states_, {tensor("hidden", DType::kF32, {tokens, channels_}, values)});
   }
   ToolRun run(const Words& more, const std::string& model = "",
               const std::map<std::string, std::string>& env = {}) const {
@@ -48,7 +48,7 @@ class Output : public testing::Test {
       expect_refused(run_tool({verb, model.empty() ? model_ : model, "--html", file}), words);
   }
 
-  static constexpr int64_t kChannels = BuilderOptions().hidden_size;
+  const int64_t channels_ = BuilderOptions().hidden_size;
   const TempDir dir_;
   const std::string model_ = dir_.file("model"), states_ = dir_.file("states.safetensors"),
                     out_ = dir_.file("out"), page_ = dir_.file("page.html");
@@ -127,7 +127,7 @@ TEST_F(Output, AnInputWithoutTokensHasAnOutputWithoutTokens) {
     const auto written = must(SafetensorsFile::open(out_));
     const TensorInfo* const info = written->find("out");
     ASSERT_NE(info, nullptr);
-    EXPECT_EQ(info->shape, (std::vector<int64_t>{0, kChannels}));
+    EXPECT_EQ(info->shape, (std::vector<int64_t>{0, channels_}));
     EXPECT_EQ(info->dtype, DType::kF32);
   }
   EXPECT_TRUE(fs::is_empty(dumps));

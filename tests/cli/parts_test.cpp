@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "cli/console/console.h"
-#include "cli/console/exit_code.h"
 #include "cli/console/lists.h"
 #include "cli/console/progress_bar.h"
 #include "cli/console/table.h"
@@ -77,7 +76,7 @@ TEST(Lists, Sizes) {
   EXPECT_EQ(duration_text(3723), "1:02:03");
 }
 
-TEST(Choices, RangesAndSlicesStayInsideAndNamesAreThoseOfTheContract) {
+TEST(Choices, RangesAndSlicesStayInside) {
   LocalPart part;
   EXPECT_EQ(part.range(8)->count, 8);
   for (const char* text :
@@ -93,16 +92,6 @@ TEST(Choices, RangesAndSlicesStayInsideAndNamesAreThoseOfTheContract) {
   }
   part.intermediate_slice = "32:32";
   EXPECT_EQ(part.slice(64)->first, 32);
-
-  MoeOptions options;
-  NumericChoices choices;
-  choices.activation_format = "bf16";
-  choices.router_weight = "before_down";
-  EXPECT_OK(choices.apply(options));
-  EXPECT_EQ(options.activation_format, ActivationFormat::kBf16);
-  EXPECT_EQ(options.router_weight, RouterWeight::kBeforeDown);
-  choices.row_format = "fp8";
-  EXPECT_THAT(choices.apply(options), test::Refused(Code::kInvalidArgument, "--row-format"));
 }
 
 // A column without a title is for programs only.
@@ -165,15 +154,6 @@ TEST(Console, ReproLinesSurviveAShell) {
     EXPECT_EQ(read, argument) << command;
   }
   unsetenv("NVFP4_MOE_TEST_COMMAND");
-}
-
-TEST(ExitCodes, OnePerClass) {
-  EXPECT_EQ(exit_code(Code::kOk), 0);
-  EXPECT_EQ(exit_code(Code::kCheckFailed), 1);
-  EXPECT_EQ(exit_code(Code::kInvalidArgument), 2);
-  EXPECT_EQ(exit_code(Code::kUnsupported), 3);
-  EXPECT_EQ(exit_code(Code::kBadInput), 4);
-  EXPECT_EQ(exit_code(Code::kIo), 4);
 }
 
 // The item ends with two wide characters.

@@ -15,14 +15,3 @@ if(MPI_C_FOUND AND NOT NVFP4_MOE_SANITIZE)  # MPI's own leaks would be reported
                                               NVFP4_MOE_MPIEXEC="${MPIEXEC_EXECUTABLE}")
   add_dependencies(test_cli nvfp4_moe_mpi)
 endif()
-
-# Tests which rooms the files of a room can include.
-function(add_cli_room_test room)
-  add_test(NAME cli/rooms.${room}
-           COMMAND sh ${CMAKE_CURRENT_SOURCE_DIR}/cli/rooms_test.sh ${CMAKE_CXX_COMPILER}
-                   "$<JOIN:$<TARGET_PROPERTY:nvfp4_moe_cli_${room},INCLUDE_DIRECTORIES>,:>" ${ARGN})
-  set_tests_properties(cli/rooms.${room} PROPERTIES LABELS cli)
-endfunction()
-add_cli_room_test(console +console -bench -verbs)
-add_cli_room_test(bench +console +bench -verbs)
-add_cli_room_test(verbs +console +bench +verbs)

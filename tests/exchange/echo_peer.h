@@ -14,6 +14,7 @@ namespace nvfp4_moe::internal::test {
 struct EchoPeer {
   // call: the number of calls before it. received: rank 1's block.
   std::function<void(int64_t call, std::span<std::byte> received)> change;
+  bool spoils = false;  // alters what rank 0 sent to itself
   int64_t calls = 0;
 
   static int32_t all_to_all_v(void* user, const void* send, const int64_t* send_bytes, void* recv,
@@ -33,6 +34,7 @@ struct EchoPeer {
     if (self.calls == 0)
       std::memcpy(received + sizeof(uint64_t), &kRank, sizeof(kRank));  // its handshake
     if (self.change) self.change(self.calls, {received, static_cast<size_t>(size)});
+    if (self.spoils && recv_bytes[0] > 0) kept[0] = ~kept[0];
     ++self.calls;
     return 0;
   }

@@ -13,7 +13,7 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-constexpr int kWorld = 2;
+constexpr int kPair = 2;
 
 // A rank, with its host if the exchange uses callbacks.
 struct ForkedRank {
@@ -22,27 +22,25 @@ struct ForkedRank {
   Exchange& exchange() const { return called_back ? called_back->exchange() : *own; }
 };
 
-void connect_ranks(Over over, std::vector<ForkedRank>& ranks) {
-  const auto group = must(ThreadGroup::make(kWorld));
-  ranks.resize(kWorld);
-  on_threads(kWorld, [&](int rank) {
+std::vector<ForkedRank> forked_ranks(Over over) {
+  const auto group = must(ThreadGroup::make(kPair));
+  std::vector<ForkedRank> ranks(kPair);
+  on_threads(kPair, [&](int rank) {
     ForkedRank& made = ranks[static_cast<size_t>(rank)];
-    if (over == Over::kCallbacks) {
-      auto called_back = must(CalledBack::connect(**group, rank, kWorld, kLong));
-      made.called_back = std::move(*called_back);
-      EXPECT_OK(made.exchange().can_poll());
-      return;
-    }
-    auto exchange = must((*group)->join(rank, kWorld, kLong));
-    made.own = std::move(*exchange);
+    if (over == Over::kThreads)
+      made.own = std::move(*must((*group)->join(rank, kPair, kLong)));
+    else
+      made.called_back = std::move(*must(CalledBack::connect(**group, rank, kPair, kLong)));
+    EXPECT_OK(made.exchange().can_poll());
   });
+  return ranks;
 }
 
 // The number of the first call that a child is allowed although it must be refused; 0 if all are
 // refused.
 int first_that_is_not_refused(Exchange& exchange) {
-  const int64_t one = 1, bytes[kWorld] = {8, 8};
-  int64_t to[kWorld] = {}, from[kWorld] = {};
+  const int64_t one = 1, bytes[kPair] = {8, 8};
+  int64_t to[kPair] = {}, from[kPair] = {};
   float value = 0;
   int call = 0;
   for (const Status& status :
@@ -61,9 +59,7 @@ int first_that_is_not_refused(Exchange& exchange) {
 ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsName) {
   for (const Over over : {Over::kThreads, Over::kCallbacks}) {
     SCOPED_TRACE(name_of(over));
-    std::vector<ForkedRank> ranks;
-    connect_ranks(over, ranks);
-    if (HasFatalFailure()) return;
+    std::vector<ForkedRank> ranks = forked_ranks(over);
     EXPECT_EQ(in_forked_child([&] {
                 if (const int call = first_that_is_not_refused(ranks[0].exchange()); call != 0)
                   return call;
@@ -73,10 +69,9 @@ ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsNa
               }),
               0);
     for (const ForkedRank& rank : ranks) EXPECT_OK(rank.exchange().poll());
-    on_threads(kWorld, [&](int rank) {
-      Exchange& exchange = ranks[static_cast<size_t>(rank)].exchange();
-      int64_t mine = rank + 5, all[kWorld] = {};
-      EXPECT_OK(exchange.all_gather(&mine, sizeof(mine), all));
+    on_threads(kPair, [&](int rank) {
+      int64_t mine = rank + 5, all[kPair] = {};
+      EXPECT_OK(ranks[static_cast<size_t>(rank)].exchange().all_gather(&mine, sizeof(mine), all));
       EXPECT_EQ(all[0] + all[1], 11);
     });
   }
@@ -85,37 +80,31 @@ ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsNa
 // A child's copies of the connections must not hide the parent's end from the other rank, whether
 // the child drops the exchange or knows nothing of it.
 ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
-  for (const Over over : {Over::kCallbacks}) {
-    for (const bool drops : {false, true}) {
-      SCOPED_TRACE(std::string(name_of(over)) + (drops ? ", dropped" : ", not dropped"));
-      std::vector<ForkedRank> ranks;
-      connect_ranks(over, ranks);
-      if (HasFatalFailure()) return;
-      int forked[2] = {-1, -1}, received[2] = {-1, -1};  // pipes: to the parent, to the child
-      ASSERT_EQ(::pipe(forked), 0);
-      ASSERT_EQ(::pipe(received), 0);
-      std::thread parent([&] {
-        char word = 0;
-        EXPECT_EQ(::read(forked[0], &word, 1), 1);
-        ranks[0] = {};
-        const Deadline deadline(Timeout{5000});
-        while (ranks[1].exchange().poll().ok() && !deadline.passed())
-          std::this_thread::sleep_for(Timeout{5});
-        EXPECT_EQ(ranks[1].exchange().poll().message(),
-                  "exchange: expected rank 0, got none: it has left");
-        EXPECT_EQ(::write(received[1], &word, 1), 1);
-      });
-      // The child lives until the parent has received.
-      EXPECT_EQ(
-          in_forked_child([&] {
-            if (drops) ranks.clear();
-            char word = 1;
-            return ::write(forked[1], &word, 1) == 1 && ::read(received[0], &word, 1) == 1 ? 0 : 1;
-          }),
-          0);
-      parent.join();
-      for (const int end : {forked[0], forked[1], received[0], received[1]}) ::close(end);
-    }
+  for (const bool drops : {false, true}) {
+    SCOPED_TRACE(drops);
+    std::vector<ForkedRank> ranks = forked_ranks(Over::kCallbacks);
+    int forked[2] = {-1, -1}, received[2] = {-1, -1};  // pipes: to the parent, to the child
+    ASSERT_EQ(::pipe(forked), 0);
+    ASSERT_EQ(::pipe(received), 0);
+    std::thread parent([&] {
+      char word = 0;
+      EXPECT_EQ(::read(forked[0], &word, 1), 1);
+      ranks[0] = {};
+      comes_true([&] { return !ranks[1].exchange().poll().ok(); });
+      EXPECT_EQ(ranks[1].exchange().poll().message(),
+                "exchange: expected rank 0, got none: it has left");
+      EXPECT_EQ(::write(received[1], &word, 1), 1);
+    });
+    // The child lives until the parent has received.
+    EXPECT_EQ(in_forked_child([&] {
+                if (drops) ranks.clear();
+                char word = 1;
+                return ::write(forked[1], &word, 1) == 1 && ::read(received[0], &word, 1) == 1 ? 0
+                                                                                               : 1;
+              }),
+              0);
+    parent.join();
+    for (const int end : {forked[0], forked[1], received[0], received[1]}) ::close(end);
   }
 }
 

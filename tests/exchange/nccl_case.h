@@ -46,20 +46,19 @@ inline NcclOptions fake() {
   return options;
 }
 
-// Calls body on every rank of a world with NCCL. By default the ranks use a host's functions, as
-// processes do.
+// Calls body on every rank of a world with NCCL. The ranks use a host's functions, as processes do.
 inline void on_devices(int world, Timeout timeout,
                        const std::function<void(Exchange&, DeviceTransport&)>& body,
-                       const NcclOptions& options = fake(), Over over = Over::kCallbacks) {
-  on_ranks(over, world, timeout, [&](Exchange& exchange) {
-    auto device = must(connect_nccl(exchange, options));
-    exchange.set_device(std::move(*device));
+                       const NcclOptions& options = fake()) {
+  on_ranks(Over::kCallbacks, world, timeout, [&](Exchange& exchange) {
+    exchange.set_device(std::move(*must(connect_nccl(exchange, options))));
     body(exchange, *exchange.device());
   });
   EXPECT_EQ(communicators(), 0) << "a communicator is left";
 }
 
-// Each rank sends (rank + 1) bytes of its number to each, and none to rank 2.
+// Each rank sends (rank + 1) bytes of its number to each, and none to rank 2. A guard follows what
+// is received.
 struct Blocks {
   explicit Blocks(const Exchange& exchange) {
     const int me = exchange.rank();
@@ -70,7 +69,8 @@ struct Blocks {
       expected.insert(expected.end(), static_cast<size_t>(recv_bytes.back()),
                       static_cast<std::byte>(r));
     }
-    recv.resize(expected.size() + 1, std::byte{0xEE});
+    expected.push_back(std::byte{0xEE});
+    recv.resize(expected.size(), std::byte{0xEE});
   }
   AllToAll call(Timeout timeout) {
     return {"all_to_all_v", send.data(),       send_bytes.data(),

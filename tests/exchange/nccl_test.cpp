@@ -7,17 +7,14 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "core/float_formats.h"
 #include "exchange/board.h"
 #include "exchange/nccl_case.h"
 #include "exchange/nccl_library.h"
-#include "support/support.h"
 
 namespace nvfp4_moe::internal::test {
 namespace {
@@ -29,32 +26,10 @@ TEST(Nccl, AllToAllGivesEachRankWhatEachHasForIt) {
     for (int call = 0; call < 3; ++call) {
       Blocks blocks(exchange);
       ASSERT_OK(device.all_to_all_v(blocks.call(kLong), nullptr));
-      EXPECT_EQ(blocks.recv.back(), std::byte{0xEE});
-      blocks.recv.pop_back();
       EXPECT_EQ(blocks.recv, blocks.expected);
     }
     EXPECT_OK(device.state());
     EXPECT_EQ(device.describe(), "nccl 2.28.9");
-    ASSERT_OK(exchange.barrier());
-  });
-}
-
-TEST(Nccl, SumsOverAllRanks) {
-  on_devices(3, kLong, [](Exchange& exchange, DeviceTransport& device) {
-    std::vector<float> floats(100);
-    std::vector<uint16_t> halves(100);
-    for (size_t i = 0; i < 100; ++i) {
-      floats[i] = static_cast<float>(i) + static_cast<float>(exchange.rank());
-      halves[i] = bf16_from_float(static_cast<float>(i % 8 + static_cast<size_t>(exchange.rank())));
-    }
-    ASSERT_OK(device.all_reduce(floats.data(), 100, DType::kF32, nullptr));
-    ASSERT_OK(device.all_reduce(halves.data(), 100, DType::kBf16, nullptr));
-    for (size_t i = 0; i < 100; ++i) {
-      EXPECT_EQ(floats[i], static_cast<float>(3 * i + 3));
-      EXPECT_EQ(bf16_to_float(halves[i]), static_cast<float>(3 * (i % 8) + 3));
-    }
-    EXPECT_THAT(device.all_reduce(halves.data(), 1, DType::kF16, nullptr).message(),
-                HasSubstr("got F16"));
     ASSERT_OK(exchange.barrier());
   });
 }
@@ -71,39 +46,33 @@ TEST(Nccl, OneGroupACallAndNothingForEmptyBlocks) {
     float value = 1;
     ASSERT_OK(device.all_reduce(&value, 1, DType::kF32, nullptr));
     EXPECT_EQ(calls(), "group start\nall reduce 1\ngroup end\n");
+    EXPECT_THAT(device.all_reduce(&value, 1, DType::kF16, nullptr).message(), HasSubstr("got F16"));
   });
   EXPECT_EQ(calls(), "destroy\n");
 }
 
-// The status of connect on every rank.
-std::vector<std::string> refused(int world, const std::function<NcclOptions(int rank)>& options,
-                                 Timeout timeout = kLong) {
-  std::vector<std::string> messages(static_cast<size_t>(world));
-  on_ranks(Over::kThreads, world, timeout, [&](Exchange& exchange) {
-    const auto device = connect_nccl(exchange, options(exchange.rank()));
-    messages[static_cast<size_t>(exchange.rank())] = device.status().message();
+// The status of connect on each of three ranks. Rank 1 uses this library.
+std::vector<std::string> unconnected(const std::string& path, Timeout timeout = kLong) {
+  std::vector<std::string> messages(3);
+  on_ranks(Over::kThreads, 3, timeout, [&](Exchange& exchange) {
+    NcclOptions options = fake();
+    if (exchange.rank() == 1) options.library = path;
+    messages[static_cast<size_t>(exchange.rank())] =
+        connect_nccl(exchange, options).status().message();
     (void)exchange.barrier();
   });
   EXPECT_EQ(communicators(), 0) << "a communicator is left";
   return messages;
 }
-NcclOptions of_library(const std::string& path) {
-  NcclOptions options;
-  options.library = path;
-  return options;
-}
 
 TEST(Nccl, ALibraryThatIsMissingTooOldOrLacksAFunctionIsNamedOnEveryRank) {
-  const auto on_rank_1 = [](const std::string& path) {
-    return refused(3, [&](int rank) { return of_library(rank == 1 ? path : library()); });
-  };
-  EXPECT_THAT(on_rank_1("libnonesuch.so.2"),
+  EXPECT_THAT(unconnected("libnonesuch.so.2"),
               Each(AllOf(HasSubstr("rank 1: nccl: expected libnonesuch.so.2 as the "),
                          HasSubstr("cannot open shared object file"))));
-  EXPECT_THAT(on_rank_1(library("_old")),
+  EXPECT_THAT(unconnected(library("_old")),
               Each(AllOf(HasSubstr("rank 1: nccl: "), HasSubstr("libfake_nccl_old.so"),
                          EndsWith("expected version 2.18.0 or later, got 2.17.5"))));
-  EXPECT_THAT(on_rank_1(library("_partial")),
+  EXPECT_THAT(unconnected(library("_partial")),
               Each(AllOf(HasSubstr("rank 1: nccl: "),
                          EndsWith("(2.28.9): expected function ncclRecv, got none"))));
 }
@@ -119,23 +88,22 @@ TEST(Nccl, TheCopyThatTheProcessHasIsTaken) {
 }
 
 TEST(Nccl, ARankWhoseCommunicatorFailsEndsAllWithItsMessage) {
-  const auto fakes = [](int) { return fake(); };
   {
     const Setting fails("fail init", 2);  // rank 1; the others wait for it
-    EXPECT_THAT(refused(3, fakes, kNcclShort),
+    EXPECT_THAT(unconnected(library(), kNcclShort),
                 Each(AnyOf(HasSubstr("rank 1: nccl: ncclCommInitRankConfig: internal error"),
                            HasSubstr("rank 0: nccl: expected a communicator of 3 ranks"))));
   }
   {
     const Setting stalls("stall init", 3);
-    const double took = seconds_of([&] {
-      EXPECT_THAT(refused(3, fakes, kNcclShort),
-                  Each(HasSubstr("expected a communicator of 3 ranks within 600 ms")));
-    });
-    EXPECT_LT(took, 10);
+    EXPECT_LT(seconds_of([] {
+                EXPECT_THAT(unconnected(library(), kNcclShort),
+                            Each(HasSubstr("expected a communicator of 3 ranks within 600 ms")));
+              }),
+              10);
   }
   const Setting fails("fail id");
-  EXPECT_THAT(refused(2, fakes),
+  EXPECT_THAT(unconnected(library()),
               Each("rank 0: nccl: ncclGetUniqueId: internal error (as a test asked for)"));
 }
 
@@ -156,33 +124,25 @@ TEST(Nccl, ACallersCommunicatorIsUsedAndLeftAlone) {
     return options;
   };
   on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
-    auto device = must(connect_nccl(exchange, given(exchange.rank())));
+    const auto device = must(connect_nccl(exchange, given(exchange.rank())));
     Blocks blocks(exchange);
     ASSERT_OK((*device)->all_to_all_v(blocks.call(kLong), nullptr));
-    blocks.recv.pop_back();
     EXPECT_EQ(blocks.recv, blocks.expected);
     (*device)->abort(Status(Code::kIo, "over"));
     EXPECT_EQ((*device)->state().message(), "over");
     EXPECT_OK(exchange.barrier());
   });
-  // Swapped ranks, a world of one, and one rank without a communicator to pass.
-  std::vector<std::string> messages(2);
-  on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
-    messages[static_cast<size_t>(exchange.rank())] =
-        connect_nccl(exchange, given(1 - exchange.rank())).status().message();
-  });
-  EXPECT_THAT(
-      messages,
-      Each(HasSubstr("rank 0: nccl: communicator: expected rank 0 of a world of 2, got rank 1")));
-  on_ranks(Over::kThreads, 1, kLong, [&](Exchange& exchange) {
-    EXPECT_THAT(connect_nccl(exchange, given(0)).status().message(),
-                HasSubstr("got rank 0 of a world of 2"));
-  });
-  on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
-    EXPECT_THAT(
-        connect_nccl(exchange, exchange.rank() == 0 ? given(0) : fake()).status().message(),
-        HasSubstr("nccl of rank 1: expected communicator given as on rank 0, got made here"));
-  });
+  for (const bool mixed : {false, true})  // swapped ranks; a rank without a communicator to pass
+    on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
+      const int rank = exchange.rank();
+      const NcclOptions options = mixed && rank == 1 ? fake() : given(mixed ? 0 : 1 - rank);
+      EXPECT_THAT(
+          connect_nccl(exchange, options).status().message(),
+          HasSubstr(mixed ? "nccl of rank 1: expected communicator given as on rank 0"
+                          : "rank 0: nccl: communicator: expected rank 0 of a world of 2, got "
+                            "rank 1 of a world of 2"));
+      EXPECT_OK(exchange.barrier());
+    });
   EXPECT_EQ(communicators(), 2);
   for (const NcclCommunicator comm : comms) (*nccl)->destroy(comm);
 }
@@ -222,10 +182,8 @@ TEST(Nccl, ARankThatNeverComesEndsTheCallByItsTimeout) {
         return;
       }
       blocks.emplace(exchange);
-      EXPECT_EQ(device.all_to_all_v(blocks->call(kNcclShort), nullptr).message(),
-                "nccl: expected all_to_all_v to be done within 1200 ms, got no end: a rank has "
-                "stopped, or has come with "
-                "another call");
+      EXPECT_THAT(device.all_to_all_v(blocks->call(kNcclShort), nullptr).message(),
+                  HasSubstr("nccl: expected all_to_all_v to be done within 1200 ms, got no end"));
       over = true;
     });
   });
@@ -235,8 +193,7 @@ TEST(Nccl, ARankThatNeverComesEndsTheCallByItsTimeout) {
 // Work that was enqueued but does not finish: no call waits for it, and the watch detects it.
 TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
   std::atomic<int> made{0};
-  const Setting async("async");
-  const Setting stalls("stall");
+  const Setting async("async"), stalls("stall");
   on_devices(
       2, kLong,
       [](Exchange& exchange, DeviceTransport& device) {
@@ -270,18 +227,17 @@ TEST(Nccl, EventsAreUsedAgain) {
 }
 
 TEST(Nccl, WhatNcclReportsLaterEndsAll) {
-  on_devices(2, kLong, [](Exchange& exchange, DeviceTransport& device) {
-    static std::atomic<int> ended;
-    ended = 0;
+  std::atomic<int> ended{0};
+  std::optional<Setting> error;
+  on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
     ASSERT_OK(exchange.barrier());
-    static const Setting* error = nullptr;
-    if (exchange.rank() == 0) error = new Setting("async error");
+    if (exchange.rank() == 0) error.emplace("async error");
     comes_true([&] { return !device.state().ok(); });
     EXPECT_THAT(device.state().message(),
                 HasSubstr("ncclCommGetAsyncError: remote process exited"));
     ++ended;
-    comes_true([] { return ended == 2; });
-    if (exchange.rank() == 0) delete error;
+    comes_true([&] { return ended == 2; });
+    if (exchange.rank() == 0) error.reset();
   });
 }
 
@@ -290,15 +246,13 @@ Status run_until_it_fails(const std::shared_ptr<Board>& board, int rank,
                           const std::function<void(int call)>& each) {
   std::optional<Blocks> blocks;  // must outlive the communicators' threads
   BoardRank end(board, rank, 3);
-  auto exchange = end.connect(kLong);
-  NVFP4_MOE_TRY(exchange.status());
-  auto device = connect_nccl(**exchange, fake());
-  NVFP4_MOE_TRY(device.status());
-  (*exchange)->set_device(std::move(*device));
+  NVFP4_MOE_ASSIGN(const auto exchange, end.connect(kLong));
+  NVFP4_MOE_ASSIGN(auto device, connect_nccl(*exchange, fake()));
+  exchange->set_device(std::move(device));
   for (int call = 0;; ++call) {
     each(call);
-    blocks.emplace(**exchange);
-    NVFP4_MOE_TRY((*exchange)->device()->all_to_all_v(blocks->call(kLong), nullptr));
+    blocks.emplace(*exchange);
+    NVFP4_MOE_TRY(exchange->device()->all_to_all_v(blocks->call(kLong), nullptr));
   }
 }
 

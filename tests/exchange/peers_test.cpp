@@ -97,58 +97,48 @@ class DeviceDouble : public PeerDevice {
   const Answers answers_;
 };
 
-// The result of connect_peers on each rank, as "CODE message". The exchange must still work
-// afterwards.
-std::vector<std::string> refused(int world,
-                                 const std::function<DeviceDouble::Answers(int rank)>& answers) {
-  Counts counts;
-  std::vector<std::string> messages(static_cast<size_t>(world));
+using Answers = DeviceDouble::Answers;
+
+// Calls body with each rank's memory, and with its device as a kernel sees it.
+void on_peers(
+    int world, Counts& counts,
+    const std::function<void(Exchange&, std::unique_ptr<PeerMemory>&, const DeviceDouble&)>& body) {
   on_ranks(Over::kThreads, world, kLong, [&](Exchange& exchange) {
-    const int rank = exchange.rank();
-    const auto peers =
-        connect_peers(exchange, std::make_unique<DeviceDouble>(rank, counts, answers(rank)));
-    messages[static_cast<size_t>(rank)] =
-        std::string(to_string(peers.status().code())) + " " + peers.status().message();
-    EXPECT_OK(exchange.barrier());
+    auto device = std::make_unique<DeviceDouble>(exchange.rank(), counts, Answers());
+    const DeviceDouble& kernels = *device;
+    auto peers = must(connect_peers(exchange, std::move(device)));
+    ASSERT_OK(exchange.barrier());
+    body(exchange, *peers, kernels);
   });
   EXPECT_EQ(counts.allocations, 0);
   EXPECT_EQ(counts.host_words, 0);
-  return messages;
 }
 
 TEST(Peers, EachReachesTheMemoryOfAll) {
-  constexpr int kWorld = 3;
+  constexpr int kPeers = 3;
   Counts counts;
-  std::vector<PeerMemory::Region> regions(kWorld);
-  on_ranks(Over::kThreads, kWorld, kLong, [&](Exchange& exchange) {
+  PeerMemory::Region first;
+  on_peers(kPeers, counts, [&](Exchange& exchange, const auto& peers, const DeviceDouble&) {
     const int rank = exchange.rank();
-    auto connected = must(connect_peers(
-        exchange, std::make_unique<DeviceDouble>(rank, counts, DeviceDouble::Answers())));
-    PeerMemory& peers = **connected;
-    EXPECT_EQ(peers.describe(), "peers");
-    EXPECT_EQ(peers.link().rank, rank);
-    EXPECT_EQ(peers.link().world, kWorld);
-    EXPECT_EQ(peers.link().wait.timeout_ns, 20000000000u);
+    EXPECT_EQ(peers->link().wait.timeout_ns, 20000000000u);
     for (const int64_t size_bytes : {100, 5000000, 100}) {
-      const auto region = must(peers.reserve(PeerRegion::kRows, size_bytes));
+      const auto region = must(peers->reserve(PeerRegion::kRows, size_bytes));
       EXPECT_GE(region->size_bytes, size_bytes);
       for (int64_t i = 0; i < size_bytes; i += 99999)
         EXPECT_EQ(region->addresses.of_rank[rank][i], std::byte{0});
-      regions[static_cast<size_t>(rank)] = *region;
+      if (rank == 0) first = *region;
       ASSERT_OK(exchange.barrier());
-      for (int other = 0; other < kWorld; ++other) {
-        EXPECT_EQ(region->addresses.of_rank[other], regions[0].addresses.of_rank[other]);
-        EXPECT_NE(region->addresses.of_rank[other], peers.link().control.of_rank[other]);
+      for (int other = 0; other < kPeers; ++other) {
+        EXPECT_EQ(region->addresses.of_rank[other], first.addresses.of_rank[other]);
+        EXPECT_NE(region->addresses.of_rank[other], peers->link().control.of_rank[other]);
       }
       ASSERT_OK(exchange.barrier());
     }
-    EXPECT_EQ(counts.allocations, kWorld * 3)
+    EXPECT_EQ(counts.allocations, kPeers * 3)
         << "control, and both sizes of rows: graphs hold the smaller one";
-    EXPECT_OK(peers.state());
+    EXPECT_OK(peers->state());
     ASSERT_OK(exchange.barrier());
   });
-  EXPECT_EQ(counts.allocations, 0);
-  EXPECT_EQ(counts.host_words, 0);
 }
 
 // Kernels would write there.
@@ -158,90 +148,64 @@ ATTACK_TEST(kReceivedPackets, Peers, AnAddressThatNobodyOfferedIsRefused) {
     attacked();
     Counts counts;
     EchoPeer peer;
-    bool changes = false;
-    peer.change = [&](int64_t, std::span<std::byte> received) {
-      if (changes && received.size() == kOffer)
-        std::memcpy(received.data() + sizeof(PeerHandle), &address, 8);
-    };
     const auto exchange =
         must(connect_callbacks({&peer, EchoPeer::all_to_all_v, nullptr}, 0, 2, kLong));
     const auto connect = [&] {
-      return connect_peers(**exchange,
-                           std::make_unique<DeviceDouble>(0, counts, DeviceDouble::Answers()))
+      return connect_peers(**exchange, std::make_unique<DeviceDouble>(0, counts, Answers()))
           .status();
     };
     EXPECT_OK(connect());
-    changes = true;
+    peer.change = [&](int64_t, std::span<std::byte> received) {
+      if (received.size() == kOffer) std::memcpy(received.data() + sizeof(PeerHandle), &address, 8);
+    };
     EXPECT_THAT(connect().message(),
                 HasSubstr("of rank 1, got an address that no rank of this process has offered"));
   }
 }
 
-TEST(Peers, DevicesWithoutPeerAccessAreBothNamed) {
-  DeviceDouble::Answers apart;
-  apart.reach = [](int index, const std::string& address) -> Result<PeerReach> {
-    return index == 1 && address == DeviceDouble::address_of(2) ? PeerReach::kNoAccess
-                                                                : PeerReach::kYes;
-  };
-  EXPECT_THAT(refused(3, [&](int) { return apart; }),
-              Each("unsupported rank 1: peers: expected cuda:1 (0000:01:00.0) of rank 1 to reach "
-                   "the memory of cuda:2 "
-                   "(0000:02:00.0) of rank 2, got no peer access: the kind of the GPUs, PCIe's "
-                   "topology, ACS or a virtual "
-                   "machine forbids it (nvidia-smi topo -p2p r)"));
-}
-
 // Every rank reports the failing rank, with CUDA's message if the library has none of its own.
 TEST(Peers, ADeviceThatFailsIsNamedOnEveryRank) {
-  const auto on_rank_1 = [](const std::function<void(DeviceDouble::Answers&)>& fails) {
-    return refused(2, [&](int rank) {
-      DeviceDouble::Answers answers;
-      if (rank == 1) fails(answers);
-      return answers;
-    });
-  };
   const std::string both =
       "rank 1: peers: expected cuda:1 (0000:01:00.0) of rank 1 to reach the memory of cuda:0 "
-      "(0000:00:00.0) of rank 0, "
-      "got ";
-  EXPECT_THAT(on_rank_1([](auto& answers) {
-                answers.enable = Status(Code::kInternal, "enable: too many peers");
-              }),
-              Each("unsupported " + both + "enable: too many peers"));
-  EXPECT_THAT(on_rank_1([](auto& answers) {
-                answers.enable = Status(Code::kOutOfMemory, "enable: no memory");
-              }),
-              Each("out of memory " + both + "enable: no memory"));
-  EXPECT_THAT(on_rank_1([](auto& answers) {
-                answers.reach = [](int, const std::string&) -> Result<PeerReach> {
-                  return Status(Code::kInternal, "cudaDeviceCanAccessPeer: driver shutting down");
-                };
-              }),
-              Each("internal error rank 1: cudaDeviceCanAccessPeer: driver shutting down"));
-  EXPECT_THAT(on_rank_1([](auto& answers) {
-                answers.pci_address = [](int) -> Result<std::string> {
-                  return unsupported("no address");
-                };
-              }),
-              Each("unsupported rank 1: no address"));
-}
-
-// Another process's device may be reachable by its handle without being visible, so it is tried.
-TEST(Peers, ADeviceThatIsNotVisibleIsNoRefusal) {
-  Counts counts;
-  DeviceDouble::Answers hidden;
-  hidden.reach = [](int, const std::string&) -> Result<PeerReach> {
-    return PeerReach::kNotVisible;
+      "(0000:00:00.0) of rank 0, got ";
+  const struct {
+    std::function<void(Answers&)> change;  // of rank 1
+    Code code;
+    std::string message;
+  } cases[] = {
+      // Another process's device may be reachable by its handle without being visible.
+      {[](Answers& a) { a.reach = [](auto&&...) { return PeerReach::kNotVisible; }; }, Code::kOk,
+       ""},
+      {[](Answers& a) { a.reach = [](auto&&...) { return PeerReach::kNoAccess; }; },
+       Code::kUnsupported, both + "no peer access: the kind of the GPUs, PCIe's topology, ACS or"},
+      {[](Answers& a) { a.enable = Status(Code::kInternal, "enable: too many peers"); },
+       Code::kUnsupported, both + "enable: too many peers"},
+      {[](Answers& a) { a.enable = Status(Code::kOutOfMemory, "enable: no memory"); },
+       Code::kOutOfMemory, both + "enable: no memory"},
+      {[](Answers& a) {
+         a.reach = [](auto&&...) { return Status(Code::kInternal, "driver shutting down"); };
+       },
+       Code::kInternal, "rank 1: driver shutting down"},
+      {[](Answers& a) { a.pci_address = [](int) { return unsupported("no address"); }; },
+       Code::kUnsupported, "rank 1: no address"},
   };
-  on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
-    EXPECT_OK(
-        connect_peers(exchange, std::make_unique<DeviceDouble>(exchange.rank(), counts, hidden)));
-    EXPECT_OK(exchange.barrier());
-  });
+  for (const auto& one : cases) {
+    Counts counts;
+    on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
+      Answers answers;
+      if (exchange.rank() == 1) one.change(answers);
+      EXPECT_THAT(
+          connect_peers(exchange, std::make_unique<DeviceDouble>(exchange.rank(), counts, answers)),
+          Refused(one.code, one.message));
+      EXPECT_OK(exchange.barrier());
+    });
+    EXPECT_EQ(counts.allocations, 0);
+    EXPECT_EQ(counts.host_words, 0);
+  }
 }
 
 // Two processes with a device each, cuda:0 in both. Returns the status of this one's connect_peers.
-Status between_processes(const DeviceDouble::Answers& answers) {
+Status between_processes(const Answers& answers) {
   const auto board = Board::make();
   const auto connect = [&](int rank) -> Status {
     Counts counts;
@@ -267,32 +231,24 @@ Status between_processes(const DeviceDouble::Answers& answers) {
 
 TEST(Peers, MemoryOfAnotherProcessThatDoesNotOpenNamesBothDevices) {
   EXPECT_OK(between_processes({}));
-  DeviceDouble::Answers fails;
+  Answers fails;
   fails.open = Status(Code::kInternal, "cudaIpcOpenMemHandle: mapping of buffer object failed");
   const std::string message =
       "rank 0: peers: expected cuda:0 (0000:00:00.0) of rank 0 to reach the memory of cuda:0 "
-      "(0000:00:00.0) of rank 1, "
-      "got cudaIpcOpenMemHandle: mapping of buffer object failed";
-  const Status visible = between_processes(fails);
-  EXPECT_EQ(visible.message(), message);
-  EXPECT_EQ(visible.code(), Code::kUnsupported);
-  fails.reach = [](int, const std::string&) -> Result<PeerReach> { return PeerReach::kNotVisible; };
-  EXPECT_EQ(between_processes(fails).message(),
-            message +
-                ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or "
-                "another container)");
+      "(0000:00:00.0) of rank 1, got " +
+      fails.open.message();
+  EXPECT_THAT(between_processes(fails), Refused(Code::kUnsupported, message));
+  fails.reach = [](auto&&...) { return PeerReach::kNotVisible; };
+  EXPECT_THAT(between_processes(fails).message(),
+              HasSubstr(message + ": the process of the former does not see the latter"));
 }
 
 // Waits until rank 1 has taken its last packets; no kernel waits for that.
 TEST(Peers, MemoryStaysUntilTheOthersHaveWrittenToItLast) {
   Counts counts;
-  on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
-    auto peers = connect_peers(
-        exchange, std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers()));
-    ASSERT_OK(peers);
-    ASSERT_OK(exchange.barrier());
+  on_peers(2, counts, [](Exchange& exchange, auto& peers, const DeviceDouble&) {
     if (exchange.rank() == 0) {
-      auto& own = *reinterpret_cast<PeerControl*>((*peers)->link().control.of_rank[0]);
+      auto& own = *reinterpret_cast<PeerControl*>(peers->link().control.of_rank[0]);
       std::atomic_ref<uint64_t>(own.dispatch_of_rows).store(1);
       std::atomic_ref<uint64_t>(own.taken[0]).store(1);
       std::atomic<bool> written{false};
@@ -301,7 +257,7 @@ TEST(Peers, MemoryStaysUntilTheOthersHaveWrittenToItLast) {
         std::atomic_ref<uint64_t>(own.taken[1]).store(1);
         written = true;
       });
-      peers->reset();
+      peers.reset();
       EXPECT_TRUE(written);
       kernel.join();
     }
@@ -309,49 +265,33 @@ TEST(Peers, MemoryStaysUntilTheOthersHaveWrittenToItLast) {
   });
 }
 
-// A rank that polls before the watch does reports to the others too.
-TEST(Peers, AStatusThatFindsALateRankEndsTheWaitsOfAll) {
-  Counts counts;
-  for (const bool by_state : {false, true})
-    on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
-      auto device =
-          std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers());
-      const DeviceDouble& kernels = *device;
-      auto peers = must(connect_peers(exchange, std::move(device)));
-      ASSERT_OK(exchange.barrier());
-      if (exchange.rank() == 0) {
-        std::atomic_ref<uint32_t>(kernels.words->late).store(1 + 1);
-        EXPECT_THAT((by_state ? (*peers)->state() : (*peers)->state_of_work()).message(),
-                    HasSubstr("expected rank 1 on the device"));
-      } else {
-        EXPECT_THAT(exchange.barrier().message(),
-                    HasSubstr("rank 0: peers: expected rank 1 on the device"));
-      }
-    });
-}
-
+// A status that finds a late rank before the watch does reports to the others too.
 TEST(Peers, ARankThatIsLateEndsTheWaitsOfAll) {
-  Counts counts;
-  std::atomic<int> received{0};
-  on_ranks(Over::kThreads, 3, kLong, [&](Exchange& exchange) {
-    auto device = std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers());
-    const DeviceDouble& kernels = *device;
-    auto peers = must(connect_peers(exchange, std::move(device)));
-    EXPECT_OK((*peers)->state_of_work());
-    ASSERT_OK(exchange.barrier());
-    if (exchange.rank() == 0) std::atomic_ref<uint32_t>(kernels.words->late).store(1 + 2);
-    comes_true([&] { return !(*peers)->state().ok(); });
-    const std::string late =
-        "peers: expected rank 2 on the device within 20000 ms, got none: it has stopped, or has "
-        "come with another call";
-    EXPECT_EQ((*peers)->state().message(), exchange.rank() == 0 ? late : "rank 0: " + late);
-    // If a rank's device has waited in vain, its results are invalid, on that rank only.
-    EXPECT_EQ((*peers)->state_of_work().message(), exchange.rank() == 0 ? late : "");
-    (*peers)->abort(Status(Code::kIo, "later"));
-    EXPECT_THAT((*peers)->state().message(), HasSubstr(late)) << "the first failure stays";
-    for (++received; received < 3;) std::this_thread::sleep_for(Timeout{5});
-  });
-  EXPECT_EQ(counts.stops, 3);
+  const std::string late =
+      "peers: expected rank 2 on the device within 20000 ms, got none: it has stopped, or has come "
+      "with another call";
+  enum { kByWatch, kByState, kByStateOfWork };
+  for (const int by : {kByWatch, kByState, kByStateOfWork}) {
+    Counts counts;
+    std::atomic<int> received{0};
+    on_peers(3, counts, [&](Exchange& exchange, auto& peers, const DeviceDouble& kernels) {
+      const bool first = exchange.rank() == 0;
+      EXPECT_OK(peers->state_of_work());
+      ASSERT_OK(exchange.barrier());
+      if (first) std::atomic_ref<uint32_t>(kernels.words->late).store(1 + 2);
+      if (first && by == kByState) EXPECT_EQ(peers->state().message(), late);
+      if (first && by == kByStateOfWork) EXPECT_EQ(peers->state_of_work().message(), late);
+      if (!first || by == kByWatch) comes_true([&] { return !exchange.poll().ok(); });
+      comes_true([&] { return !peers->state().ok(); });
+      EXPECT_EQ(peers->state().message(), first ? late : "rank 0: " + late);
+      // If a rank's device has waited in vain, its results are invalid, on that rank only.
+      EXPECT_EQ(peers->state_of_work().message(), first ? late : "");
+      peers->abort(Status(Code::kIo, "later"));
+      EXPECT_THAT(peers->state().message(), HasSubstr(late)) << "the first failure stays";
+      for (++received; received < 3;) std::this_thread::sleep_for(Timeout{5});
+    });
+    EXPECT_EQ(counts.stops, 3);
+  }
 }
 
 }  // namespace

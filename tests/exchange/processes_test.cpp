@@ -32,24 +32,18 @@ std::string polled(Exchange& exchange, Timeout within = Timeout{2000}) {
 // Each rank on a thread of this process. The exchanges are destroyed when all bodies have returned.
 void on_board(int world, const std::function<void(Exchange& exchange, BoardRank& rank)>& body) {
   const auto board = Board::make();
-  std::vector<std::unique_ptr<BoardRank>> ranks;
-  std::vector<std::unique_ptr<Exchange>> exchanges(static_cast<size_t>(world));
-  for (int rank = 0; rank < world; ++rank)
-    ranks.push_back(std::make_unique<BoardRank>(board, rank, world));
+  std::atomic<int> returned{0};
   on_threads(world, [&](int rank) {
-    auto exchange = must(ranks[static_cast<size_t>(rank)]->connect(kLong));
-    exchanges[static_cast<size_t>(rank)] = std::move(*exchange);
-  });
-  for (const auto& exchange : exchanges) ASSERT_NE(exchange, nullptr);
-  on_threads(world, [&](int rank) {
-    body(*exchanges[static_cast<size_t>(rank)], *ranks[static_cast<size_t>(rank)]);
+    BoardRank end(board, rank, world);
+    const auto exchange = must(end.connect(kLong));
+    body(**exchange, end);
+    for (++returned; returned < world;) std::this_thread::sleep_for(Timeout{1});
   });
 }
 
 // A child process as a rank. It writes a byte once it is connected, then makes no call. It exits
-// with 0 once a poll reports a part of `expected`.
-pid_t start_rank(const std::shared_ptr<Board>& board, int rank, int world, int connected,
-                 const std::string& expected) {
+// with 0 once a poll reports that a rank has left.
+pid_t start_rank(const std::shared_ptr<Board>& board, int rank, int world, int connected) {
   const pid_t child = ::fork();
   if (child != 0) return child;
   ::alarm(30);
@@ -58,92 +52,77 @@ pid_t start_rank(const std::shared_ptr<Board>& board, int rank, int world, int c
   if (!exchange.ok() || !(*exchange)->can_poll().ok()) ::_exit(3);
   if (::write(connected, &rank, 1) != 1) ::_exit(4);
   const std::string seen = polled(**exchange, kLong);
-  ::_exit(seen.find(expected) != std::string::npos &&
-                  seen.find("got none: it has left") != std::string::npos
-              ? 0
-              : 1);
+  ::_exit(seen.find("got none: it has left") != std::string::npos ? 0 : 1);
 }
 
-// Starts ranks 1 to world - 1 as processes; this one is rank 0. Kills the `killed` ones once all
-// are connected, and checks what this rank polls.
-void kill_ranks(int world, const std::vector<int>& killed, const std::string& expected) {
-  const auto board = Board::make();
-  std::array<int, 2> connected{};
-  ASSERT_EQ(::pipe(connected.data()), 0);
-  std::vector<pid_t> children(1, -1);
-  for (int rank = 1; rank < world; ++rank)
-    children.push_back(start_rank(board, rank, world, connected[1], expected));
-  ::close(connected[1]);  // if a child ends earlier, the read reports end of file
-  BoardRank end(board, 0, world);
-  auto exchange = must(end.connect(kLong));
-  EXPECT_OK((*exchange)->can_poll());
-  char word = 0;
-  for (int rank = 1; rank < world; ++rank) ASSERT_EQ(::read(connected[0], &word, 1), 1);
-  EXPECT_OK((*exchange)->poll());
-  for (const int rank : killed) ::kill(children[static_cast<size_t>(rank)], SIGKILL);
-  const double took = seconds_of([&] {
-    EXPECT_THAT(polled(**exchange), AllOf(HasSubstr(expected), HasSubstr("got none: it has left")));
-  });
-  EXPECT_LT(took, 1);
-  EXPECT_THAT((*exchange)->barrier().message(), HasSubstr(expected));
-  for (int rank = 1; rank < world; ++rank) {
+// Ranks 1 to world - 1 are processes; this one is rank 0. Some are killed while no rank makes a
+// call.
+TEST(Processes, KilledOnesAreNamedByAllOthersWithoutACall) {
+  for (const std::vector<int>& killed : std::vector<std::vector<int>>{{2}, {1, 3, 4}}) {
+    constexpr int kRanks = 5;
+    const auto board = Board::make();
+    std::array<int, 2> connected{};
+    ASSERT_EQ(::pipe(connected.data()), 0);
+    std::vector<pid_t> children(1, -1);
+    for (int rank = 1; rank < kRanks; ++rank)
+      children.push_back(start_rank(board, rank, kRanks, connected[1]));
+    ::close(connected[1]);  // if a child ends earlier, the read reports end of file
+    BoardRank end(board, 0, kRanks);
+    const auto exchange = must(end.connect(kLong));
+    EXPECT_OK((*exchange)->can_poll());
+    char word = 0;
+    for (int rank = 1; rank < kRanks; ++rank) ASSERT_EQ(::read(connected[0], &word, 1), 1);
+    ::close(connected[0]);
+    EXPECT_OK((*exchange)->poll());
+    for (const int rank : killed) ::kill(children[static_cast<size_t>(rank)], SIGKILL);
+    const std::string expected =
+        "expected rank " + (killed.size() > 1 ? "" : std::to_string(killed[0]) + ", got none");
+    const double took = seconds_of([&] { EXPECT_THAT(polled(**exchange), HasSubstr(expected)); });
+    EXPECT_LT(took, 1);
+    EXPECT_THAT((*exchange)->barrier().message(),
+                AllOf(HasSubstr(expected), HasSubstr("it has left")));
+    for (int rank = 1; rank < kRanks; ++rank) {
+      int exit = 0;
+      const pid_t child = children[static_cast<size_t>(rank)];
+      EXPECT_EQ(::waitpid(child, &exit, 0), child);
+      // A killed rank may have detected another one's end before its own.
+      const bool was_killed = std::find(killed.begin(), killed.end(), rank) != killed.end();
+      EXPECT_TRUE(exit == (was_killed ? SIGKILL : 0) || (exit == 0 && killed.size() > 1))
+          << "rank " << rank << ": " << exit;
+    }
+  }
+}
+
+TEST(Processes, ARankThatIsStoppedIsNamedByACallsTimeoutAndWithoutACall) {
+  for (const bool by_a_call : {true, false}) {
+    const auto board = Board::make();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(30);
+      BoardRank end(board, 1, 2);
+      const auto exchange = end.connect(kLong);
+      while (exchange.ok() && (*exchange)->barrier().ok() && by_a_call) {
+      }
+      if (!by_a_call) ::sleep(30);
+      ::_exit(0);
+    }
+    BoardRank end(board, 0, 2);
+    const auto exchange = must(end.connect(Timeout{500}));
+    ASSERT_OK((*exchange)->barrier());
+    ::kill(child, SIGSTOP);
+    Status status;
+    const double took = seconds_of([&] {
+      while (status.ok()) status = by_a_call ? (*exchange)->barrier() : (*exchange)->poll();
+    });
+    EXPECT_THAT(status.message(),
+                HasSubstr(by_a_call ? "no bytes of rank 1"
+                                    : "exchange: expected rank 1 to run, got a process that was "
+                                      "stopped for 500 ms (SIGSTOP)"));
+    EXPECT_LT(took, 3);
+    ::kill(child, SIGKILL);
     int exit = 0;
-    EXPECT_EQ(::waitpid(children[static_cast<size_t>(rank)], &exit, 0),
-              children[static_cast<size_t>(rank)]);
-    const bool was_killed = std::find(killed.begin(), killed.end(), rank) != killed.end();
-    // A killed rank may have detected another one's end before its own.
-    if (!was_killed || exit != 0 || killed.size() == 1) {
-      EXPECT_EQ(exit, was_killed ? SIGKILL : 0) << "rank " << rank;
-    }
+    EXPECT_EQ(::waitpid(child, &exit, 0), child);
   }
-  ::close(connected[0]);
-}
-
-TEST(Processes, AKilledOneIsNamedByAllOthersWithoutACall) {
-  for (const int killed : {1, 2, 3})
-    kill_ranks(4, {killed}, "expected rank " + std::to_string(killed));
-}
-
-TEST(Processes, OfSeveralKilledOnesOneIsNamed) {
-  kill_ranks(5, {1, 3, 4}, "exchange: expected rank ");
-}
-
-// by_a_call: whether a call detects the stop. If false, no rank makes a call.
-void stop_a_rank(bool by_a_call, const std::string& expected) {
-  const auto board = Board::make();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::alarm(30);
-    BoardRank end(board, 1, 2);
-    auto exchange = end.connect(kLong);
-    while (exchange.ok() && (*exchange)->barrier().ok() && by_a_call) {
-    }
-    if (!by_a_call) ::sleep(30);
-    ::_exit(0);
-  }
-  BoardRank end(board, 0, 2);
-  auto exchange = must(end.connect(Timeout{500}));
-  ASSERT_OK((*exchange)->barrier());
-  ::kill(child, SIGSTOP);
-  Status status;
-  const double took = seconds_of([&] {
-    while (status.ok()) status = by_a_call ? (*exchange)->barrier() : (*exchange)->poll();
-  });
-  EXPECT_THAT(status.message(), HasSubstr(expected));
-  EXPECT_LT(took, 3);
-  ::kill(child, SIGKILL);
-  int exit = 0;
-  EXPECT_EQ(::waitpid(child, &exit, 0), child);
-}
-
-TEST(Processes, ARankThatIsStoppedIsNamedByACallsTimeout) {
-  stop_a_rank(true, "no bytes of rank 1");
-}
-
-TEST(Processes, ARankThatIsStoppedIsNamedWithoutACall) {
-  stop_a_rank(
-      false,
-      "exchange: expected rank 1 to run, got a process that was stopped for 500 ms (SIGSTOP)");
 }
 
 TEST(Processes, ARankThatLeavesAfterItsLastCallFailsNoCallOfOthers) {
@@ -163,66 +142,41 @@ TEST(Processes, ARankThatLeavesAfterItsLastCallFailsNoCallOfOthers) {
   });
 }
 
-TEST(Processes, AnAbortIsPolledThoughTheHostHasNone) {
-  on_board(3, [](Exchange& exchange, BoardRank&) {
-    EXPECT_OK(exchange.poll());
-    EXPECT_OK(exchange.barrier());
-    if (exchange.rank() == 2)
-      return exchange.abort(Status(Code::kCancelled, "stopped by its user"));
-    EXPECT_EQ(polled(exchange), "rank 2: stopped by its user");
-    EXPECT_EQ(exchange.barrier().code(), Code::kCancelled);
-  });
+TEST(Processes, AnAbortOfAnyLengthIsPolledThoughTheHostHasNone) {
+  for (const std::string& why : {std::string("stopped by its user"), std::string(4000, 'x')})
+    on_board(3, [&](Exchange& exchange, BoardRank&) {
+      EXPECT_OK(exchange.poll());
+      EXPECT_OK(exchange.barrier());
+      if (exchange.rank() == 2) return exchange.abort(Status(Code::kCancelled, why));
+      EXPECT_EQ(polled(exchange), ("rank 2: " + why).substr(0, 503));
+      EXPECT_EQ(exchange.barrier().code(), Code::kCancelled);
+    });
 }
 
-TEST(Processes, AMessageOfAnyLengthIsCut) {
-  on_board(2, [](Exchange& exchange, BoardRank&) {
-    EXPECT_OK(exchange.barrier());
-    if (exchange.rank() == 1) return exchange.abort(Status(Code::kIo, std::string(4000, 'x')));
-    const std::string message = polled(exchange);
-    EXPECT_EQ(message.substr(0, 12), "rank 1: xxxx");
-    EXPECT_EQ(message.size(), 503u);
+// A host's function need not know which rank's end made it fail.
+TEST(Processes, AFailureOfTheHostsFunctionIsPolledByTheOthersAndNamesTheEndThatCausedIt) {
+  const std::string fails = "exchange: barrier: code 42 of the caller's function";
+  on_board(2, [&](Exchange& exchange, BoardRank& rank) {
+    rank.fails = exchange.rank() == 0;
+    EXPECT_EQ(rank.fails ? exchange.barrier().message() : polled(exchange), fails);
   });
-}
-
-TEST(Processes, AFailureOfTheHostsFunctionIsPolledByTheOthers) {
-  on_board(2, [](Exchange& exchange, BoardRank& rank) {
-    const std::string expected = "exchange: barrier: code 42 of the caller's function";
-    if (exchange.rank() == 0) {
-      rank.fails = true;
-      EXPECT_EQ(exchange.barrier().message(), expected);
-    } else {
-      EXPECT_EQ(polled(exchange), expected);
-    }
-  });
-}
-
-TEST(Processes, AHostsFunctionNeedNotKnowWhoseEndMadeItFail) {
   const auto board = Board::make();
   std::atomic<bool> over{false};
   on_threads(2, [&](int rank) {
     BoardRank end(board, rank, 2);
     auto exchange = must(end.connect(kLong));
     EXPECT_OK((*exchange)->barrier());
-    if (rank == 1) {
-      std::this_thread::sleep_for(
-          Timeout{50});  // the other rank's call has failed by then and waits for the cause
-      exchange->reset();
-      while (!over) std::this_thread::sleep_for(Timeout{1});
+    end.fails = rank == 0;
+    if (rank == 0) {
+      EXPECT_EQ((*exchange)->barrier().message(),
+                fails + "; exchange: expected rank 1, got none: it has left");
+      over = true;
       return;
     }
-    end.fails = true;
-    EXPECT_EQ((*exchange)->barrier().message(),
-              "exchange: barrier: code 42 of the caller's function; exchange: expected rank 1, got "
-              "none: it has left");
-    over = true;
-  });
-}
-
-TEST(Processes, AWorldOfOnePolls) {
-  on_board(1, [](Exchange& exchange, BoardRank&) {
-    EXPECT_OK(exchange.can_poll());
-    EXPECT_OK(exchange.poll());
-    EXPECT_OK(exchange.barrier());
+    // the other rank's call has failed by then and waits for the cause
+    std::this_thread::sleep_for(Timeout{50});
+    exchange->reset();
+    while (!over) std::this_thread::sleep_for(Timeout{1});
   });
 }
 

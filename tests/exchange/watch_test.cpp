@@ -46,69 +46,25 @@ struct Watching {
   Watch watch;                     // last: it reads the others
 };
 
+// Dropping a rank's link does not wait for the next poll.
 TEST(Watch, PollsUntilItsEndAndNoLonger) {
   on_ranks(Over::kCallbacks, 2, kLong, [](Exchange& exchange) {
-    Watching device(exchange);
-    device.wait_for_polls(3);
-    EXPECT_OK(device.state());
-    device.watch.end();
-    const int polls = device.polls;
-    device.sees(Status(Code::kIo, "too late"));
-    std::this_thread::sleep_for(3 * Watch::kInterval);
-    EXPECT_EQ(device.polls, polls);
-    EXPECT_OK(device.state());
-    device.watch.end();  // again, as its destructor does
-    ASSERT_OK(exchange.barrier());
-    EXPECT_THAT(device.ended, IsEmpty());
-  });
-}
-
-// Dropping a rank's link does not wait for the next poll.
-TEST(Watch, EndsBetweenPolls) {
-  on_ranks(Over::kThreads, 1, kLong, [](Exchange& exchange) {
     double shortest = 1;  // of several: a busy machine is slow to wake a thread
     for (int i = 0; i < 10; ++i) {
       Watching device(exchange);
-      device.wait_for_polls(1);
+      device.wait_for_polls(i == 0 ? 3 : 1);
+      EXPECT_OK(device.state());
       shortest = std::min(shortest, seconds_of([&] { device.watch.end(); }));
+      const int polls = device.polls;
+      device.sees(Status(Code::kIo, "too late"));
+      if (i == 0) std::this_thread::sleep_for(3 * Watch::kInterval);
+      EXPECT_EQ(device.polls, polls);
+      EXPECT_OK(device.state());
+      EXPECT_THAT(device.ended, IsEmpty());
     }
     EXPECT_LT(shortest, std::chrono::duration<double>(Watch::kInterval).count() / 2);
+    ASSERT_OK(exchange.barrier());
   });
-}
-
-TEST(Watch, WhatTheDeviceSaysEndsAllRanks) {
-  for (const Over over : {Over::kThreads, Over::kCallbacks}) {
-    SCOPED_TRACE(name_of(over));
-    std::atomic<int> received{0};
-    on_ranks(over, 3, kLong, [&](Exchange& exchange) {
-      Watching device(exchange);
-      ASSERT_OK(exchange.barrier());
-      if (exchange.rank() == 1) device.sees(Status(Code::kIo, "late"));
-      const Status state = device.state_once_failed();
-      EXPECT_THAT(state.message(), exchange.rank() == 1 ? "late" : "rank 1: late");
-      EXPECT_EQ(state.code(), Code::kIo);
-      for (++received; received < 3;)
-        std::this_thread::sleep_for(Timeout{5});  // before any of them leaves
-      EXPECT_EQ(exchange.barrier().message(), "rank 1: late");
-      const Watch::Lock lock = device.watch.lock();
-      EXPECT_THAT(device.ended, ElementsAre(state.message()));
-    });
-  }
-}
-
-TEST(Watch, ARankThatLeavesEndsTheOthers) {
-  for (const Over over : {Over::kThreads, Over::kCallbacks}) {
-    SCOPED_TRACE(name_of(over));
-    on_ranks(over, 2, kLong, [](Exchange& exchange) {
-      ASSERT_OK(exchange.barrier());
-      if (exchange.rank() == 1) return;
-      Watching device(exchange);
-      EXPECT_THAT(device.state_once_failed().message(),
-                  HasSubstr("expected rank 1, got none: it has left"));
-      const Watch::Lock lock = device.watch.lock();
-      EXPECT_EQ(device.ended.size(), 1u);
-    });
-  }
 }
 
 // The first failure is never replaced, and a device that has failed is no longer polled.
@@ -137,6 +93,22 @@ TEST(Watch, TheFirstFailureStays) {
     }
     EXPECT_EQ(exchange.rank() == 0 ? "rank 0: first" : device.state_once_failed().message(),
               "rank 0: first");
+  });
+}
+
+// The tests of NCCL and of peers have ranks that leave.
+TEST(Watch, WhatTheDeviceSaysEndsAllRanks) {
+  std::atomic<int> received{0};
+  on_ranks(Over::kCallbacks, 3, kLong, [&](Exchange& exchange) {
+    Watching device(exchange);
+    ASSERT_OK(exchange.barrier());
+    if (exchange.rank() == 1) device.sees(Status(Code::kIo, "late"));
+    const Status state = device.state_once_failed();
+    EXPECT_THAT(state, Refused(Code::kIo, exchange.rank() == 1 ? "late" : "rank 1: late"));
+    for (++received; received < 3;) std::this_thread::sleep_for(Timeout{5});
+    EXPECT_EQ(exchange.barrier().message(), "rank 1: late");
+    const Watch::Lock lock = device.watch.lock();
+    EXPECT_THAT(device.ended, ElementsAre(state.message()));
   });
 }
 

@@ -55,6 +55,9 @@ constexpr LayerShape kShapes[] = {{"v4pro_ep8", 48, 384, 6, 7168, 3072, 1, false
                                   {"v4flash", 256, 256, 6, 4096, 2048, 1, false},
                                   {"qwen30b", 128, 128, 8, 2048, 768, 4, false},
                                   {"mixtral", 8, 8, 2, 4096, 14336, 2, false},
+                                  {"qwen_next", 512, 512, 10, 2048, 512, 2, true},
+                                  {"v41flash_ep8", 48, 384, 6, 5120, 2304, 1, true},
+                                  {"k3_ep8", 112, 896, 16, 3584, 3072, 1, true},
                                   {"kimi_ep8", 48, 384, 8, 7168, 2048, 1, true},
                                   {"gptoss_ep4", 32, 128, 4, 2880, 2880, 1, true},
                                   {"rehearsal", 4, 8, 2, 512, 256, 1, true}};

@@ -129,6 +129,7 @@ Status run_layer(const Architecture& architecture, const PackedWeights& weights,
   }
   const StepContext step{weights, batch, buffers, serial_executor(), arena, context.stream, &run};
   if (run.selects) NVFP4_MOE_TRY(select_experts(weights.device, *batch.selection, context.stream));
+  if (run.one_launch.ctas > 0) return architecture.run_in_one_launch(step);
   if (run.fused_route_quantize) {
     NVFP4_MOE_TRY(route_and_quantize(step, architecture.counters(step)));
   } else {

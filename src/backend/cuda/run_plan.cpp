@@ -290,6 +290,8 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
     last = std::max(last, run.shared.gemm1.config);
   }
   run.combine = plan_combine(q, run);
+  if (gemms.one_launch != nullptr && forced_config < 0)
+    run.one_launch = gemms.one_launch(config, range, device, facts);
   run.partial_bytes = partial_bytes(q, last);
   return run;
 }
@@ -364,6 +366,11 @@ std::string text_of(const GemmTable& gemms, const GemmPlan& plan, bool gemm1) {
 std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config,
                                const RunPlan& plan) {
   const ActivationFormat format = config->activation_format;
+  if (plan.one_launch.ctas > 0)
+    return {{"layer", std::string("one launch of ") + std::to_string(plan.one_launch.ctas) +
+                          " CTAs; along K " + std::to_string(plan.one_launch.unit_warps) +
+                          " warps share gate/up, " + std::to_string(plan.one_launch.down_warps) +
+                          " down" + (plan.selects ? "; after select_experts" : "")}};
   std::string route =
       std::string(name_of(plan.route.kernel)) + ", tiles of " + std::to_string(plan.route.tile_n);
   if (plan.route.even_tiles) route += ", rows shared evenly";

@@ -254,9 +254,10 @@ int64_t partial_bytes(const Question& q, int last) {
 }  // namespace
 
 RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const ExpertRange& range,
-                      const DeviceFacts& device, const RunFacts& facts, int forced_config) {
+                      const DeviceFacts& device, const RunFacts& facts, const Limits& limits) {
   const Question q{gemms, config, range, device, facts};
-  const int index = forced_config >= 0 ? forced_config : gemms.routed(config, range, facts.tokens);
+  const int forced = limits.gemm_config,
+            index = forced >= 0 ? forced : gemms.routed(config, range, facts.tokens);
   const GemmConfig& gemm = gemms.configs[static_cast<size_t>(index)];
   // A small batch that one warp routes lists one kind of tiles, wide tiles are sorted, and kernels
   // with two configurations are compiled only for activations with a gate.
@@ -290,7 +291,7 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
     last = std::max(last, run.shared.gemm1.config);
   }
   run.combine = plan_combine(q, run);
-  if (gemms.one_launch != nullptr && forced_config < 0)
+  if (gemms.one_launch != nullptr && limits.one_launch && forced < 0)
     run.one_launch = gemms.one_launch(config, range, device, facts);
   run.partial_bytes = partial_bytes(q, last);
   return run;

@@ -189,9 +189,9 @@ struct RunPlan {
 
 namespace cuda {
 
-// forced_config: a configuration for the routed GEMMs instead of the table's; -1: none.
+// Of limits, gemm_config and one_launch count: a forced configuration has a launch per step.
 RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const ExpertRange& range,
-                      const DeviceFacts& device, const RunFacts& facts, int forced_config = -1);
+                      const DeviceFacts& device, const RunFacts& facts, const Limits& limits = {});
 // The plan of a dense linear: hidden's quantization and the shared part's gemm2. x: the config of
 // the layer that quantizes. product: that of the layer that multiplies, whose shared expert is the
 // matrix.

@@ -1,6 +1,4 @@
 // Plans and launches the layer of a few tokens in one launch (decode.cuh).
-#include "backend/sm90/decode.cuh"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -8,6 +6,7 @@
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/packed_layout.h"
 #include "backend/sm90/config.h"
+#include "backend/sm90/decode.cuh"
 
 namespace nvfp4_moe::internal::sm90 {
 namespace {
@@ -46,7 +45,8 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
                 shared = config->shared_intermediate_size;
   if (config->activation_format != ActivationFormat::kBf16 || config->batch_invariant ||
       config->router_weight == RouterWeight::kOnInput || facts.single_steps || tokens < 1 ||
-      tokens > kDecodeTokens || assignments > kDecodeAssignments || range.count < 1 || range.count > kDecodeExperts)
+      tokens > kDecodeTokens || assignments > kDecodeAssignments || range.count < 1 ||
+      range.count > kDecodeExperts)
     return {};
   // Larger layers are limited by bandwidth, and launches per step reach more of it.
   const double chosen = 1 - std::pow(1 - static_cast<double>(config->top_k) /
@@ -54,7 +54,8 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
                                      static_cast<double>(tokens));
   const double bytes = (static_cast<double>(range.count) * chosen * static_cast<double>(inner) +
                         static_cast<double>(shared)) *
-                       static_cast<double>(hidden) * (has_gate(config->activation) ? 3 : 2) * 9 / 16;
+                       static_cast<double>(hidden) * (has_gate(config->activation) ? 3 : 2) * 9 /
+                       16;
   if (bytes > kMostBytes) return {};
   // the intermediate is where the other plans have the rows of gemm2
   if (row_elems(inner) > hidden || row_elems(shared) > hidden) return {};
@@ -62,8 +63,7 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
                 down_k_tiles = cuda::ceil_div(inner, cuda::kTileK),
                 shared_k_tiles = cuda::ceil_div(shared, cuda::kTileK);
   const int64_t local = cuda::ceil_div(assignments * range.count, config->num_experts);
-  const int64_t units_of_expert =
-      (gate_rows(config->activation, inner) + inner) / cuda::kGroupRows;
+  const int64_t units_of_expert = (gate_rows(config->activation, inner) + inner) / cuda::kGroupRows;
   cuda::OneLaunchPlan plan;
   plan.unit_warps =
       share_warps(cuda::ceil_div(local * units_of_expert, device.compute_units), k_tiles);
@@ -73,11 +73,12 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
       std::max(kPartialBytesOfGateUp,
                partial_bytes_of_down(assignments + (shared > 0 ? tokens : 0), plan.down_warps));
   // hidden, and later the intermediate
-  const int64_t rows_bytes = std::max(tokens * decode_row_bytes(static_cast<int32_t>(k_tiles)),
-                                      assignments * decode_row_bytes(static_cast<int32_t>(down_k_tiles)) +
-                   (shared > 0 ? tokens * decode_row_bytes(static_cast<int32_t>(shared_k_tiles))
-                               : 0));
-  plan.shared_bytes = kDecodeRingBytes + plan.partial_bytes + rows_bytes;
+  const int64_t rows_bytes = std::max(
+      tokens * decode_row_bytes(static_cast<int32_t>(k_tiles)),
+      assignments * decode_row_bytes(static_cast<int32_t>(down_k_tiles)) +
+          (shared > 0 ? tokens * decode_row_bytes(static_cast<int32_t>(shared_k_tiles)) : 0));
+  plan.shared_bytes = std::max(kDecodeRingBytes + plan.partial_bytes + rows_bytes,
+                               device.cta_shared_bytes / 2 + int64_t{1024});
   if (plan.shared_bytes > device.cta_shared_bytes - static_cast<int64_t>(sizeof(DecodeRouting)))
     return {};
   plan.ctas = device.compute_units;
@@ -130,13 +131,17 @@ Status decode(const StepContext& step) {
   args.status = step.buffers.status;
   const auto launch = [&]<bool kGated, int kColumns>() {
     return cuda::launch_as<sm90_decode_kernel<kGated, kColumns>>(
-        true, "decode", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes, step.stream,
-        args);
+        true, "decode", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
+        step.stream, args);
   };
-  const bool one = batch.tokens == 1;
-  if (has_gate(config->activation))
-    return one ? launch.template operator()<true, 1>() : launch.template operator()<true, 8>();
-  return one ? launch.template operator()<false, 1>() : launch.template operator()<false, 8>();
+  const auto launch_columns = [&]<bool kGated>() {
+    if (batch.tokens == 1) return launch.template operator()<kGated, 1>();
+    if (batch.tokens == 2) return launch.template operator()<kGated, 2>();
+    if (batch.tokens <= 4) return launch.template operator()<kGated, 4>();
+    return launch.template operator()<kGated, 8>();
+  };
+  return has_gate(config->activation) ? launch_columns.template operator()<true>()
+                                      : launch_columns.template operator()<false>();
 }
 
 }  // namespace nvfp4_moe::internal::sm90

@@ -52,8 +52,6 @@ __device__ inline void wait_for_grid(uint32_t* counter) {
 
 __device__ uint32_t decode_grid_counter = 0;
 
-
-
 // ---- gate and up
 
 // Row of the intermediate of an assignment.
@@ -64,7 +62,7 @@ __device__ inline uint16_t* decode_row(const DecodeArgs& args, int32_t assignmen
              : args.shared.rows + int64_t{assignment - routed} * args.shared.row_elems;
 }
 
-// kColumns: tokens whose sums are kept, 1 or 8.
+// kColumns: tokens whose sums are kept: 1, 2, 4 or 8.
 template <bool kGated, int kColumns>
 struct DecodeGateUp {
   static constexpr int kBatch = 8 / kColumns;  // units between two barriers of a team
@@ -95,25 +93,22 @@ struct DecodeGateUp {
       for (int i = 0; i < kBatch && index < share.last_unit; ++i, index += teams) {
         DecodeSums sums;
 #pragma unroll 1
-        for (int32_t k_tile = share.unit_member; k_tile < args.k_tiles;
-             k_tile += members) {
+        for (int32_t k_tile = share.unit_member; k_tile < args.k_tiles; k_tile += members) {
           Bf16Products::Weights weights[2];
           DecodeColumns columns;
 #pragma unroll
           for (int j = 0; j < 4; ++j)
-            columns.words[j] =
-                *reinterpret_cast<const uint4*>(own_row + (k_tile * 4 + j) * 64);
+            columns.words[j] = *reinterpret_cast<const uint4*>(own_row + (k_tile * 4 + j) * 64);
           ring.take<false>(weights);
           sums.multiply(weights, columns, constants);
         }
-        float* const to =
-            partials + ((buffer * kDecodeWarps + warp) * kBatch + i) * kSums;
+        float* const to = partials + ((buffer * kDecodeWarps + warp) * kBatch + i) * kSums;
         if constexpr (kColumns == 1) {
           if (q == 0) to[r] = sums.at(0), to[r + 8] = sums.at(2);
-        } else {
-          *reinterpret_cast<float2*>(to + r * 8 + q * 2) = make_float2(sums.at(0), sums.at(1));
-          *reinterpret_cast<float2*>(to + (r + 8) * 8 + q * 2) =
-              make_float2(sums.at(2), sums.at(3));
+        } else if (q * 2 < kColumns) {
+          float* const own = to + r * kColumns + q * 2;
+          *reinterpret_cast<float2*>(own) = make_float2(sums.at(0), sums.at(1));
+          *reinterpret_cast<float2*>(own + 8 * kColumns) = make_float2(sums.at(2), sums.at(3));
         }
         unit.advance(args, share, teams);
       }
@@ -122,7 +117,8 @@ struct DecodeGateUp {
       else
         cuda::ptx::named_barrier_sync(1 + share.unit_team, members * 32);
       finish(args, share, routing, at, first,
-             partials + (buffer * kDecodeWarps + (share.unit_team << args.unit_shift)) * kBatch * kSums);
+             partials +
+                 (buffer * kDecodeWarps + (share.unit_team << args.unit_shift)) * kBatch * kSums);
       at = unit;
       buffer ^= 1;
     }
@@ -154,8 +150,7 @@ struct DecodeGateUp {
         if constexpr (kGated) gate += __shfl_xor_sync(cuda::kAllLanes, gate, distance);
         up += __shfl_xor_sync(cuda::kAllLanes, up, distance);
       }
-      if (adder != 0 || first + in_batch * teams >= share.last_unit ||
-          token >= args.tokens)
+      if (adder != 0 || first + in_batch * teams >= share.last_unit || token >= args.tokens)
         continue;
       DecodeUnit unit = first_unit;
       unit.advance(args, share, in_batch * teams);
@@ -282,9 +277,8 @@ struct DecodeDown {
     for (int i = 0; i < 2; ++i) {
       const int32_t assignment = routing.rows[place][q * 2 + i];
       if (assignment < 0) continue;
-      float* const to = partials + (((buffer * rows + assignment) << args.down_shift) +
-                                    share.down_member) *
-                                       16;
+      float* const to =
+          partials + (((buffer * rows + assignment) << args.down_shift) + share.down_member) * 16;
       to[r] = sums.at(i), to[r + 8] = sums.at(2 + i);
     }
   }
@@ -305,8 +299,8 @@ struct DecodeDown {
             part_of(args, share, place)
                 .down_biases.of(routing.place_experts[place],
                                 static_cast<uint32_t>(block * 16 + channel), args.hidden_size);
-        value = fmaf(sum * Bf16Products::kAccumulatorFactor, routing.scales[place].down,
-                     bias.first);
+        value =
+            fmaf(sum * Bf16Products::kAccumulatorFactor, routing.scales[place].down, bias.first);
         if (!args.rows_fp32) value = cuda::bf16_to_float(cuda::bf16_from_float(value));
       }
       *at = value;
@@ -394,7 +388,11 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   cuda::ptx::launch_dependents();
   // Hidden is requested before the weights: it would wait for them in the memory system.
   if (thread < 32) {
-    route_decode(args, routing);
+    // a cta that has just started waits for each of its instructions to be fetched
+    if (args.ids.assignments <= 32)
+      route_decode<1>(args, routing);
+    else
+      route_decode<kDecodeAssignments / 32>(args, routing);
   } else {
     const auto read = [&]<DType kType>() {
       return read_hidden<kType>(args, x, row_bytes, thread - 32, kDecodeThreads - 32);
@@ -439,8 +437,12 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   cuda::ptx::fence_proxy_async();
   __syncthreads();
   const auto routed = static_cast<int32_t>(args.ids.assignments);
-  const DecodeDown down{args,     share,  routing,
-                        x,        partials, routed,
+  const DecodeDown down{args,
+                        share,
+                        routing,
+                        x,
+                        partials,
+                        routed,
                         routed + (args.shared.units > 0 ? args.tokens : 0)};
   if (args.routed.row_elems % cuda::kTileK != 0 || args.shared.row_elems % cuda::kTileK != 0) {
     down.pad_rows();

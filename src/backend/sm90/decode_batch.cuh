@@ -60,11 +60,11 @@ struct DecodeScales {
 // A place is one of the experts with rows, in the order of their first assignments; after them the
 // shared expert. An assignment of the shared expert has the number T top_k + token.
 struct DecodeRouting {
-  uint32_t firsts_of[kDecodeExperts];  // first assignment of each local expert that has one
+  uint32_t firsts_of[kDecodeExperts];   // first assignment of each local expert that has one
   int32_t experts[kDecodeAssignments];  // of each routed assignment, or -1
   int32_t place_of[kDecodeAssignments + kDecodeTokens];  // or -1
-  int32_t place_experts[kDecodePlaces];        // local expert of each place
-  int16_t rows[kDecodePlaces][kDecodeTokens];  // assignment of (place, token), or -1
+  int32_t place_experts[kDecodePlaces];                  // local expert of each place
+  int16_t rows[kDecodePlaces][kDecodeTokens];            // assignment of (place, token), or -1
   DecodeScales scales[kDecodePlaces];
   // router weights, then the shared expert's; 0 for an assignment without a row
   float weights[kDecodeAssignments + kDecodeTokens];
@@ -77,10 +77,10 @@ struct DecodeRouting {
   uint64_t rows_full;  // mbarrier: the intermediate is in shared memory
 };
 
-// Fills `to`, except for scales and nonfinite_tokens. Called by one warp. A lane has every 32nd
-// assignment.
-__device__ inline void route_decode(const DecodeArgs& args, DecodeRouting& to) {
-  constexpr int kPer = kDecodeAssignments / 32;
+// Fills `to`, except for scales and nonfinite_tokens. Called by one warp, for up to 32 kPer
+// assignments. A lane has every 32nd one.
+template <int kPer>
+__device__ void route_decode(const DecodeArgs& args, DecodeRouting& to) {
   const auto lane = static_cast<int32_t>(threadIdx.x);
   const auto assignments = static_cast<int32_t>(args.ids.assignments);
   const bool has_shared = args.shared.units > 0;
@@ -113,8 +113,7 @@ __device__ inline void route_decode(const DecodeArgs& args, DecodeRouting& to) {
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kPer; ++i)
-    if (experts[i] >= 0)
-      atomicMin(&to.firsts_of[experts[i]], static_cast<uint32_t>(i * 32 + lane));
+    if (experts[i] >= 0) atomicMin(&to.firsts_of[experts[i]], static_cast<uint32_t>(i * 32 + lane));
   __syncwarp();
   // The first assignment of an expert makes a place, which later tokens share. If a token chooses
   // an expert again, that assignment has a place of its own.
@@ -132,8 +131,7 @@ __device__ inline void route_decode(const DecodeArgs& args, DecodeRouting& to) {
         again |= to.experts[other] == experts[i];
       if (!again) firsts[i] = static_cast<int32_t>(to.firsts_of[experts[i]]);
     }
-    masks[i] =
-        __ballot_sync(cuda::kAllLanes, experts[i] >= 0 && firsts[i] == assignment);
+    masks[i] = __ballot_sync(cuda::kAllLanes, experts[i] >= 0 && firsts[i] == assignment);
     places += __popc(masks[i]);
     row_count += __popc(__ballot_sync(cuda::kAllLanes, experts[i] >= 0));
   }
@@ -198,8 +196,8 @@ __device__ uint4 hidden_vector(const void* hidden, int64_t first, bool& nonfinit
   uint32_t words[4], magnitude = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    magnitude = max(magnitude,
-                    max(cuda::magnitude_bits(x[2 * i]), cuda::magnitude_bits(x[2 * i + 1])));
+    magnitude =
+        max(magnitude, max(cuda::magnitude_bits(x[2 * i]), cuda::magnitude_bits(x[2 * i + 1])));
     words[i] = bf16_pair(x[2 * i], x[2 * i + 1]);
   }
   nonfinite |= magnitude >= cuda::kInfBits;
@@ -225,17 +223,16 @@ __device__ uint32_t read_hidden(const DecodeArgs& args, uint8_t* to, int32_t row
         vectors[i] = uint4{};
         bool bad = false;
         if (first + i < args.tokens && k < args.hidden_size)
-          vectors[i] = hidden_vector<kType>(args.hidden,
-                                            int64_t{first + i} * args.hidden_size + k, bad);
+          vectors[i] =
+              hidden_vector<kType>(args.hidden, int64_t{first + i} * args.hidden_size + k, bad);
         nonfinite |= static_cast<uint32_t>(bad) << (first + i);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (first + i >= args.tokens) break;
-        auto* const row = reinterpret_cast<uint32_t*>(to + (first + i) * row_bytes) +
-                          fragment_element(k) / 2;
-        row[0] = vectors[i].x, row[4] = vectors[i].y, row[8] = vectors[i].z,
-        row[12] = vectors[i].w;
+        auto* const row =
+            reinterpret_cast<uint32_t*>(to + (first + i) * row_bytes) + fragment_element(k) / 2;
+        row[0] = vectors[i].x, row[4] = vectors[i].y, row[8] = vectors[i].z, row[12] = vectors[i].w;
       }
     }
   return nonfinite;

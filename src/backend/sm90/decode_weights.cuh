@@ -116,7 +116,8 @@ struct DecodePieces {
 // A warp's ring of pieces in shared memory. Each lane copies the codes that it reads itself; lanes
 // share the scales.
 struct DecodeRing {
-  uint32_t first, lane_codes, lane_scales;  // shared addresses: the ring, and within the first piece
+  uint32_t first, lane_codes,
+      lane_scales;  // shared addresses: the ring, and within the first piece
   uint32_t slot = 0;
   DecodePieces pieces;
 
@@ -170,10 +171,7 @@ struct DecodeRing {
   }
   __device__ static uint2 load_shared_8(uint32_t from) {
     uint2 to;
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];"
-                 : "=r"(to.x), "=r"(to.y)
-                 : "r"(from)
-                 : "memory");
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(to.x), "=r"(to.y) : "r"(from) : "memory");
     return to;
   }
 };
@@ -187,8 +185,7 @@ struct DecodeColumns {
 struct DecodeSums {
   float chains[2][4] = {};
 
-  __device__ void multiply(const Bf16Products::Weights (&weights)[2],
-                           const DecodeColumns& columns,
+  __device__ void multiply(const Bf16Products::Weights (&weights)[2], const DecodeColumns& columns,
                            const Bf16Products::Constants& constants) {
 #pragma unroll
     for (int step = 0; step < 8; ++step) {

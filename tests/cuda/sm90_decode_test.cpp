@@ -71,12 +71,16 @@ TEST(Sm90DecodePlan, FewTokensOfLayersThatReadLittle) {
       {"more than 128 assignments", decode_case(256, 22, 1024, 512, 8), false},
       {"an intermediate longer than hidden", decode_case(8, 2, 512, 1024, 1), false},
       {"quantized activations",
-       with(small, [](Case& c) { c.options.activation_format = ActivationFormat::kNvfp4; }),
-       false},
+       with(small, [](Case& c) { c.options.activation_format = ActivationFormat::kNvfp4; }), false},
       {"fp8 activations",
        with(small, [](Case& c) { c.options.activation_format = ActivationFormat::kFp8; }), false},
       {"batch invariant", with(small, [](Case& c) { c.options.batch_invariant = true; }), false},
-      {"a rank's experts", with(small, [](Case& c) { c.range = {32, 16}; }), true},
+      {"a rank's experts",
+       with(small,
+            [](Case& c) {
+              c.range = {32, 16};
+            }),
+       true},
       {"no gate", with(small, [](Case& c) { c.options.activation = Activation::kRelu2; }), true},
       {"a shared expert", with(small, [](Case& c) { c.options.shared_intermediate_size = 1024; }),
        true},
@@ -142,7 +146,9 @@ TEST_F(Sm90SmallDecode, EveryKindOfLayer) {
       [](Case& c) { c.options.shared_intermediate_size = 48; },
       [](Case& c) { c.options.router_weight = RouterWeight::kBeforeDown; },
       [](Case& c) { c.options.row_format = RowFormat::kFp32; },
-      [](Case& c) { c.range = {5, 6}; },
+      [](Case& c) {
+        c.range = {5, 6};
+      },
       [](Case& c) {
         c.range = {5, 6};
         c.options.shared_intermediate_size = 64;
@@ -192,7 +198,7 @@ TEST_F(Sm90Decode, StreamsBesideALoadAllEnd) {
   ASSERT_EQ(runs[1].run(*data), expected);
   std::vector<uint8_t> outs[2] = {std::vector<uint8_t>(expected.size()),
                                   std::vector<uint8_t>(expected.size())},
-      load_out(load->out_bytes());
+                       load_out(load->out_bytes());
   const OwnStream streams[2], load_stream;
   Batch placed[2] = {runs[0].place(data->batch(outs[0].data())),
                      runs[1].place(data->batch(outs[1].data()))};
@@ -207,8 +213,8 @@ TEST_F(Sm90Decode, StreamsBesideALoadAllEnd) {
     ASSERT_OK(enqueue(0));
     graph.launch();
   }
-  for (const cudaStream_t stream : {cudaStream_t(streams[0]), cudaStream_t(streams[1]),
-                                    cudaStream_t(load_stream)})
+  for (const cudaStream_t stream :
+       {cudaStream_t(streams[0]), cudaStream_t(streams[1]), cudaStream_t(load_stream)})
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   for (int i = 0; i < 2; ++i) {
     runs[i].fetch(placed[i], outs[i].data());

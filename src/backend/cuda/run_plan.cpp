@@ -369,8 +369,8 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config,
   const ActivationFormat format = config->activation_format;
   if (plan.one_launch.ctas > 0)
     return {{"layer", std::string("one launch of ") + std::to_string(plan.one_launch.ctas) +
-                          " CTAs; along K " + std::to_string(plan.one_launch.unit_warps) +
-                          " warps share gate/up, " + std::to_string(plan.one_launch.down_warps) +
+                          " CTAs; along K " + std::to_string(plan.one_launch.gate_up_warps_k) +
+                          " warps share gate/up, " + std::to_string(plan.one_launch.down_warps_k) +
                           " down" + (plan.selects ? "; after select_experts" : "")}};
   std::string route =
       std::string(name_of(plan.route.kernel)) + ", tiles of " + std::to_string(plan.route.tile_n);

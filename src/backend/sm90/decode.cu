@@ -17,12 +17,12 @@ static_assert(kPartialBytesOfGateUp == (DecodeGateUp<true, 1>::kPartialBytes));
 // Weights that a batch reads on average, at most.
 constexpr double kMostBytes = 256e6;
 
-// Partial sums of down: two blocks of 16 channels.
+// Partial accumulators of down: two blocks of 16 channels.
 int64_t partial_bytes_of_down(int64_t rows, int warps) { return 2 * rows * warps * 16 * 4; }
 
-// Warps that share `items` rows of `k_tiles` pieces each: the power of two with the least work for
-// the warp that has the most. A row costs as much as one more piece, and another half if warps wait
-// for each other.
+// Warps that share `items` rows of `k_tiles` subtiles each: the power of two with the least work
+// for the warp that has the most. A row costs as much as one more subtile, and another half if
+// warps wait for each other.
 int share_warps(int64_t items, int64_t k_tiles) {
   int best = 1;
   int64_t least = INT64_MAX;
@@ -63,20 +63,24 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
                 down_k_tiles = cuda::ceil_div(inner, cuda::kTileK),
                 shared_k_tiles = cuda::ceil_div(shared, cuda::kTileK);
   const int64_t local = cuda::ceil_div(assignments * range.count, config->num_experts);
-  const int64_t units_of_expert = (gate_rows(config->activation, inner) + inner) / cuda::kGroupRows;
+  const int64_t groups_of_expert =
+      (gate_rows(config->activation, inner) + inner) / cuda::kGroupRows;
   cuda::OneLaunchPlan plan;
-  plan.unit_warps =
-      share_warps(cuda::ceil_div(local * units_of_expert, device.compute_units), k_tiles);
-  plan.down_warps = share_warps(local + (shared > 0 ? 1 : 0),
-                                shared > 0 ? std::min(down_k_tiles, shared_k_tiles) : down_k_tiles);
+  plan.gate_up_warps_k =
+      share_warps(cuda::ceil_div(local * groups_of_expert, device.compute_units), k_tiles);
+  plan.down_warps_k =
+      share_warps(local + (shared > 0 ? 1 : 0),
+                  shared > 0 ? std::min(down_k_tiles, shared_k_tiles) : down_k_tiles);
   plan.partial_bytes =
       std::max(kPartialBytesOfGateUp,
-               partial_bytes_of_down(assignments + (shared > 0 ? tokens : 0), plan.down_warps));
+               partial_bytes_of_down(assignments + (shared > 0 ? tokens : 0), plan.down_warps_k));
   // hidden, and later the intermediate
   const int64_t rows_bytes = std::max(
       tokens * decode_row_bytes(static_cast<int32_t>(k_tiles)),
       assignments * decode_row_bytes(static_cast<int32_t>(down_k_tiles)) +
           (shared > 0 ? tokens * decode_row_bytes(static_cast<int32_t>(shared_k_tiles)) : 0));
+  // At least half of a multiprocessor's, so that it never runs ctas of two of these grids: they
+  // share one counter (decode_down.cuh).
   plan.shared_bytes = std::max(kDecodeRingBytes + plan.partial_bytes + rows_bytes,
                                device.cta_shared_bytes / 2 + int64_t{1024});
   if (plan.shared_bytes > device.cta_shared_bytes - static_cast<int64_t>(sizeof(DecodeRouting)))
@@ -98,8 +102,8 @@ Status decode(const StepContext& step) {
     part.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + layout.offset;
     part.expert_stride = layout.expert_stride;
     part.down_offset = layout.gate_up.bytes();
-    part.units = static_cast<int32_t>((gate_rows(config->activation, channels) + channels) /
-                                      cuda::kGroupRows);
+    part.groups = static_cast<int32_t>((gate_rows(config->activation, channels) + channels) /
+                                       cuda::kGroupRows);
     part.down_k_tiles = static_cast<int32_t>(layout.down.k_tiles);
     part.channels = static_cast<int32_t>(channels);
     part.row_elems = static_cast<int32_t>(row_elems(channels));
@@ -120,10 +124,10 @@ Status decode(const StepContext& step) {
   args.top_k = static_cast<int32_t>(config->top_k);
   args.hidden_size = static_cast<int32_t>(config->hidden_size);
   args.k_tiles = static_cast<int32_t>(packed.routed.gate_up.k_tiles);
-  args.unit_shift = std::countr_zero(static_cast<unsigned>(plan.unit_warps));
-  args.down_shift = std::countr_zero(static_cast<unsigned>(plan.down_warps));
+  args.gate_up_k_shift = std::countr_zero(static_cast<unsigned>(plan.gate_up_warps_k));
+  args.down_k_shift = std::countr_zero(static_cast<unsigned>(plan.down_warps_k));
   args.by_top_k = cuda::Divider(args.top_k), args.by_ctas = cuda::Divider(plan.ctas);
-  args.by_units = cuda::Divider(args.routed.units);
+  args.by_groups = cuda::Divider(args.routed.groups);
   args.partial_bytes = static_cast<int32_t>(plan.partial_bytes);
   args.activation = cuda::GatedActivation::from(config);
   args.before_down = config->router_weight == RouterWeight::kBeforeDown;

@@ -13,13 +13,13 @@ namespace nvfp4_moe::internal::sm90 {
 inline constexpr int kDecodeTokens = 8;         // at most: columns of one mma
 inline constexpr int kDecodeAssignments = 128;  // of routed experts, at most
 // Every assignment may have its own expert; then the shared expert.
-inline constexpr int kDecodePlaces = kDecodeAssignments + 1;
+inline constexpr int kDecodeActive = kDecodeAssignments + 1;
 inline constexpr int kDecodeExperts = 1024;  // of a rank, at most
 inline constexpr int kDecodeWarps = 16, kDecodeThreads = kDecodeWarps * 32;
 // 16 weight rows x 128 k: 1 KiB of codes, 128 bytes of scales.
-inline constexpr int kDecodePieceBytes = 1024 + 128;
-inline constexpr int kDecodeDepth = 4;  // pieces of a warp's ring
-inline constexpr int kDecodeRingBytes = kDecodeWarps * kDecodeDepth * kDecodePieceBytes;
+inline constexpr int kDecodeSubtileBytes = 1024 + 128;
+inline constexpr int kDecodeDepth = 4;  // subtiles of a warp's ring
+inline constexpr int kDecodeRingBytes = kDecodeWarps * kDecodeDepth * kDecodeSubtileBytes;
 
 // Bytes of a row of activations in shared memory. Rows are shifted by half the banks, so that the
 // reads of two tokens do not collide.

@@ -24,7 +24,7 @@ struct DecodePart {
   const uint8_t* weights;  // of expert 0
   int64_t expert_stride;   // bytes
   int64_t down_offset;     // of the tiles of down within an expert
-  int32_t units;           // of gate/up, per expert; 0: there is no such part
+  int32_t groups;          // of 16 weight rows of gate/up, per expert; 0: there is no such part
   int32_t down_k_tiles;
   int32_t channels;   // I
   int32_t row_elems;  // of an intermediate row in global memory: I, rounded up to 32
@@ -42,9 +42,9 @@ struct DecodeArgs {
   void* out;                    // (T, H)
   DType out_dtype;
   int32_t tokens, top_k, hidden_size, k_tiles;
-  int32_t unit_shift, down_shift;  // log2 of the warps that share a row of pieces along K
-  int32_t partial_bytes;           // in shared memory
-  cuda::Divider by_top_k, by_units, by_ctas;
+  int32_t gate_up_k_shift, down_k_shift;  // log2 of the warps that share a row of subtiles along K
+  int32_t partial_bytes;                  // in shared memory
+  cuda::Divider by_top_k, by_groups, by_ctas;
   cuda::GatedActivation activation;
   bool before_down;  // router weights multiply the intermediate, not the row
   bool rows_fp32;    // row_format
@@ -57,18 +57,19 @@ struct DecodeScales {
   float gate, up, down;
 };
 
-// A place is one of the experts with rows, in the order of their first assignments; after them the
-// shared expert. An assignment of the shared expert has the number T top_k + token.
+// An active expert is one with rows, and its index counts them in the order of their first
+// assignments; the shared expert follows. An assignment of the shared expert has the number T top_k
+// + token.
 struct DecodeRouting {
   uint32_t firsts_of[kDecodeExperts];   // first assignment of each local expert that has one
   int32_t experts[kDecodeAssignments];  // of each routed assignment, or -1
-  int32_t place_of[kDecodeAssignments + kDecodeTokens];  // or -1
-  int32_t place_experts[kDecodePlaces];                  // local expert of each place
-  int16_t rows[kDecodePlaces][kDecodeTokens];            // assignment of (place, token), or -1
-  DecodeScales scales[kDecodePlaces];
+  int32_t active_of[kDecodeAssignments + kDecodeTokens];  // or -1
+  int32_t expert_of[kDecodeActive];                       // local expert of each active one
+  int16_t rows[kDecodeActive][kDecodeTokens];  // assignment of (active expert, token), or -1
+  DecodeScales scales[kDecodeActive];
   // router weights, then the shared expert's; 0 for an assignment without a row
   float weights[kDecodeAssignments + kDecodeTokens];
-  int32_t places;             // of routed experts
+  int32_t active_experts;     // of routed experts
   int32_t row_count;          // assignments with a row, without the shared expert's
   uint32_t tokens_with_rows;  // bit masks
   uint32_t nonfinite_tokens;
@@ -83,7 +84,7 @@ template <int kPer>
 __device__ void route_decode(const DecodeArgs& args, DecodeRouting& to) {
   const auto lane = static_cast<int32_t>(threadIdx.x);
   const auto assignments = static_cast<int32_t>(args.ids.assignments);
-  const bool has_shared = args.shared.units > 0;
+  const bool has_shared = args.shared.groups > 0;
   int64_t ids[kPer];
   float weights[kPer], factor = 1.0f;
 #pragma unroll
@@ -115,11 +116,11 @@ __device__ void route_decode(const DecodeArgs& args, DecodeRouting& to) {
   for (int i = 0; i < kPer; ++i)
     if (experts[i] >= 0) atomicMin(&to.firsts_of[experts[i]], static_cast<uint32_t>(i * 32 + lane));
   __syncwarp();
-  // The first assignment of an expert makes a place, which later tokens share. If a token chooses
-  // an expert again, that assignment has a place of its own.
+  // The first assignment of an expert makes it active, and later tokens share its index. If a token
+  // chooses an expert again, that assignment has an index of its own.
   int32_t firsts[kPer];
   uint32_t masks[kPer];
-  int32_t places = 0, row_count = 0;
+  int32_t active_experts = 0, row_count = 0;
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
     const int32_t assignment = i * 32 + lane;
@@ -132,42 +133,43 @@ __device__ void route_decode(const DecodeArgs& args, DecodeRouting& to) {
       if (!again) firsts[i] = static_cast<int32_t>(to.firsts_of[experts[i]]);
     }
     masks[i] = __ballot_sync(cuda::kAllLanes, experts[i] >= 0 && firsts[i] == assignment);
-    places += __popc(masks[i]);
+    active_experts += __popc(masks[i]);
     row_count += __popc(__ballot_sync(cuda::kAllLanes, experts[i] >= 0));
   }
   auto* const rows = reinterpret_cast<uint32_t*>(&to.rows[0][0]);
 #pragma unroll 1
-  for (int32_t i = lane; i < (places + has_shared) * (kDecodeTokens / 2); i += 32) rows[i] = ~0u;
+  for (int32_t i = lane; i < (active_experts + has_shared) * (kDecodeTokens / 2); i += 32)
+    rows[i] = ~0u;
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
     const int32_t assignment = i * 32 + lane;
     if (assignment >= assignments) continue;
-    int32_t place = 0;
+    int32_t active = 0;
 #pragma unroll
     for (int word = 0; word < kPer; ++word)
-      place += __popc(masks[word] & (word < firsts[i] / 32    ? ~0u
-                                     : word == firsts[i] / 32 ? (1u << firsts[i] % 32) - 1
-                                                              : 0u));
+      active += __popc(masks[word] & (word < firsts[i] / 32    ? ~0u
+                                      : word == firsts[i] / 32 ? (1u << firsts[i] % 32) - 1
+                                                               : 0u));
     const bool has_row = experts[i] >= 0;
-    to.place_of[assignment] = has_row ? place : -1;
+    to.active_of[assignment] = has_row ? active : -1;
     to.weights[assignment] = has_row ? weights[i] : 0.0f;
     if (!has_row) continue;
-    to.rows[place][tokens[i]] = static_cast<int16_t>(assignment);
-    if (firsts[i] == assignment) to.place_experts[place] = experts[i];
+    to.rows[active][tokens[i]] = static_cast<int16_t>(assignment);
+    if (firsts[i] == assignment) to.expert_of[active] = experts[i];
   }
   if (has_shared && lane < args.tokens) {
-    to.rows[places][lane] = static_cast<int16_t>(assignments + lane);
-    to.place_of[assignments + lane] = places;
+    to.rows[active_experts][lane] = static_cast<int16_t>(assignments + lane);
+    to.active_of[assignments + lane] = active_experts;
     to.weights[assignments + lane] = factor;
     nonfinite_weights += cuda::magnitude_bits(factor) >= cuda::kInfBits;
-    if (lane == 0) to.place_experts[places] = 0;
+    if (lane == 0) to.expert_of[active_experts] = 0;
   }
   tokens_with_rows = __reduce_or_sync(cuda::kAllLanes, tokens_with_rows);
   bad = __reduce_add_sync(cuda::kAllLanes, bad);
   nonfinite_weights = __reduce_add_sync(cuda::kAllLanes, nonfinite_weights);
   if (lane != 0) return;
-  to.places = places, to.row_count = row_count;
+  to.active_experts = active_experts, to.row_count = row_count;
   to.tokens_with_rows = has_shared ? ~0u : tokens_with_rows;
   to.bad_ids = bad, to.nonfinite_weights = nonfinite_weights;
 }

@@ -77,7 +77,13 @@ Status launch_as(bool cooperative, const char* name, dim3 ctas, dim3 threads, in
     attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
     attributes[config.numAttrs++].val.cooperative = 1;
   }
-  return check(cudaLaunchKernelEx(&config, kKernel, args...), name);
+  cudaError_t error = cudaLaunchKernelEx(&config, kKernel, args...);
+  if (config.numAttrs == 2 && (error == cudaErrorNotSupported || error == cudaErrorInvalidValue)) {
+    cudaGetLastError();  // a driver that knows both attributes, but not together
+    config.attrs = attributes + 1, config.numAttrs = 1;
+    error = cudaLaunchKernelEx(&config, kKernel, args...);
+  }
+  return check(error, name);
 }
 template <auto kKernel, class... Args>
 Status launch(const char* name, dim3 ctas, dim3 threads, int64_t shared_bytes, void* stream,

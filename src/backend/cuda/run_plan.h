@@ -189,7 +189,7 @@ struct RunPlan {
 
 namespace cuda {
 
-// Of limits, gemm_config and one_launch count: a forced configuration has a launch per step.
+// limits: gemm_config and one_launch. A forced configuration has a launch per step.
 RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const ExpertRange& range,
                       const DeviceFacts& device, const RunFacts& facts, const Limits& limits = {});
 // The plan of a dense linear: hidden's quantization and the shared part's gemm2. x: the config of

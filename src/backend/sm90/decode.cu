@@ -57,7 +57,7 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
                        static_cast<double>(hidden) * (has_gate(config->activation) ? 3 : 2) * 9 /
                        16;
   if (bytes > kMostBytes) return {};
-  // the intermediate is where the other plans have the rows of gemm2
+  // the intermediate takes the space of gemm2's rows
   if (row_elems(inner) > hidden || row_elems(shared) > hidden) return {};
   const int64_t k_tiles = cuda::ceil_div(hidden, cuda::kTileK),
                 down_k_tiles = cuda::ceil_div(inner, cuda::kTileK),

@@ -131,7 +131,8 @@ struct DecodeDown {
 #pragma unroll 1
     for (auto i = static_cast<int32_t>(threadIdx.x); i < rows * 16; i += kDecodeThreads) {
       const int32_t assignment = i / 16, channel = i % 16, active = routing.active_of[assignment];
-      float* const at = partials + ((buffer * rows + assignment) << args.down_k_shift) * 16 + channel;
+      float* const at =
+          partials + ((buffer * rows + assignment) << args.down_k_shift) * 16 + channel;
       float value = -0.0f;
       if (active >= 0) {
         float sum = at[0];

@@ -1,5 +1,5 @@
-// gemm1_swiglu of the layer in one launch (decode.cuh): a cta's share of gate and up, the activation
-// function, and the intermediate in the order of B fragments.
+// gemm1_swiglu of the layer in one launch (decode.cuh): a cta's share of gate and up, the
+// activation function, and the intermediate in the order of B fragments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,7 +24,7 @@ __device__ inline uint16_t* decode_row(const DecodeArgs& args, int32_t assignmen
 // kColumns: tokens whose accumulators are kept: 1, 2, 4 or 8.
 template <bool kGated, int kColumns>
 struct DecodeGateUp {
-  static constexpr int kBatch = 8 / kColumns;  // groups between two barriers of a warps
+  static constexpr int kBatch = 8 / kColumns;      // groups between two barriers of a warps
   static constexpr int kPartials = 16 * kColumns;  // of a group and a warp
   static constexpr int kChannels = kGated ? 8 : 16;
   static constexpr int kPartialBytes = 2 * kDecodeWarps * kBatch * kPartials * 4;
@@ -67,7 +67,8 @@ struct DecodeGateUp {
         } else if (q * 2 < kColumns) {
           float* const own = to + r * kColumns + q * 2;
           *reinterpret_cast<float2*>(own) = make_float2(accumulators.at(0), accumulators.at(1));
-          *reinterpret_cast<float2*>(own + 8 * kColumns) = make_float2(accumulators.at(2), accumulators.at(3));
+          *reinterpret_cast<float2*>(own + 8 * kColumns) =
+              make_float2(accumulators.at(2), accumulators.at(3));
         }
         group.advance(args, share, warps_m);
       }
@@ -76,8 +77,8 @@ struct DecodeGateUp {
       else
         cuda::ptx::named_barrier_sync(1 + share.gate_up_m, warps_k * 32);
       epilogue(args, share, routing, at, first,
-             partials +
-                 (buffer * kDecodeWarps + (share.gate_up_m << args.gate_up_k_shift)) * kBatch * kPartials);
+               partials + (buffer * kDecodeWarps + (share.gate_up_m << args.gate_up_k_shift)) *
+                              kBatch * kPartials);
       at = group;
       buffer ^= 1;
     }
@@ -85,8 +86,8 @@ struct DecodeGateUp {
 
   // The warps' outputs of a batch of groups. Several lanes add the partials of one output.
   __device__ static void epilogue(const DecodeArgs& args, const DecodeShare& share,
-                                const DecodeRouting& routing, const DecodeGroup& first_group,
-                                int32_t first, const float* partials) {
+                                  const DecodeRouting& routing, const DecodeGroup& first_group,
+                                  int32_t first, const float* partials) {
     constexpr int kOutputs = kBatch * kChannels * kColumns;
     const int32_t warps_m = gate_up_warps_m(args), warps_k = 1 << args.gate_up_k_shift;
     const int32_t thread = static_cast<int32_t>(threadIdx.x) & (warps_k * 32 - 1),
@@ -143,7 +144,8 @@ struct DecodeGateUp {
               .first;
       value = cuda::relu2(fmaf(up * kFactor, scale * scales.up, bias));
     }
-    if (args.before_down && group.active < share.active_experts) value *= routing.weights[assignment];
+    if (args.before_down && group.active < share.active_experts)
+      value *= routing.weights[assignment];
     uint16_t* const row = decode_row(args, assignment);
     row[fragment_element(channel)] = cuda::bf16_from_float(value);
     // the rest of the row's last 32 elements is multiplied too

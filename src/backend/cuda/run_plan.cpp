@@ -92,8 +92,7 @@ QuantizePlan plan_hidden(const Question& q, bool aligned, bool fused, bool tma_r
   const int64_t k = q.config->hidden_size, tokens = q.tokens();
   const bool vec8 = q.quantizes() && q.facts.hidden_dtype == DType::kBf16 && aligned &&
                     q.config->activation_scale != ActivationScale::kCompat;
-  QuantizePlan plan;
-  plan.ctas = tokens;
+  QuantizePlan plan{.ctas = tokens};
   if (tokens == 0) return plan;
   // The shared expert reads hidden once per token, so rows are not enough if it reads the same
   // hidden.
@@ -269,7 +268,7 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   run.operand = gemms.operands.of(config->activation_format);
   run.e4m3_weights = config->activation_format == ActivationFormat::kFp8;
   run.weighs_hidden = q.weighs() && facts.tokens > 0;
-  // The weighted hidden is written only after route, which determines the tokens that have a row.
+  // Weighted hidden is written after route, which determines the tokens that have a row.
   run.fused_route_quantize = !facts.single_steps && facts.tokens > 0 &&
                              q.assignments() <= kOneCtaAssignments && !run.weighs_hidden;
   run.route = plan_route(q, gemm, wide < 0 ? nullptr : &gemms.configs[static_cast<size_t>(wide)]);
@@ -322,9 +321,9 @@ const char* name_of(RouteKernel kernel) {
   switch (kernel) {
     case RouteKernel::kOneCta: return "one_cta";
     case RouteKernel::kScatterByBits: return "scatter_by_bits";
-    case RouteKernel::kScanScatter: return "scan_scatter";
+    case RouteKernel::kScanScatter: break;
   }
-  return "";
+  return "scan_scatter";
 }
 std::string name_of(QuantizeKernel kernel, ActivationFormat format) {
   switch (kernel) {
@@ -343,9 +342,9 @@ const char* name_of(RowSource rows) {
     case RowSource::kGathered: return "rows gathered by each CTA";
     case RowSource::kFusedRouting: return "routed and gathered by each CTA";
     case RowSource::kGatheredFirst: return "rows by TMA after a gather";
-    case RowSource::kInRows: return "rows by TMA";
+    case RowSource::kInRows: break;
   }
-  return "";
+  return "rows by TMA";
 }
 std::string text_of(const QuantizePlan& plan, ActivationFormat format) {
   std::string text = name_of(plan.kernel, format);
@@ -368,10 +367,8 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config,
                                const RunPlan& plan) {
   const ActivationFormat format = config->activation_format;
   if (plan.one_launch.ctas > 0)
-    return {{"layer", std::string("one launch of ") + std::to_string(plan.one_launch.ctas) +
-                          " CTAs; along K " + std::to_string(plan.one_launch.gate_up_warps_k) +
-                          " warps share gate/up, " + std::to_string(plan.one_launch.down_warps_k) +
-                          " down" + (plan.selects ? "; after select_experts" : "")}};
+    return {{"layer", "one launch of " + std::to_string(plan.one_launch.ctas) + " CTAs" +
+                          (plan.selects ? ", after select_experts" : "")}};
   std::string route =
       std::string(name_of(plan.route.kernel)) + ", tiles of " + std::to_string(plan.route.tile_n);
   if (plan.route.even_tiles) route += ", rows shared evenly";
@@ -379,10 +376,9 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config,
   if (plan.route.wide_tile_n > 0)
     route += "; tiles of " + std::to_string(plan.route.wide_tile_n) + ", widest first, from " +
              std::to_string(plan.route.max_narrow_rows + 1) + " rows on";
-  std::vector<StepPlan> steps;
   if (plan.fused_route_quantize) route += ", fused with quantize";
   if (plan.selects) route += ", after select_experts";
-  steps.push_back({"route", route});
+  std::vector<StepPlan> steps{{"route", route}};
   std::string quantize = text_of(plan.hidden, format);
   if (plan.weighs_hidden) quantize = "hidden times the router weight, then " + quantize;
   if (plan.shared_hidden.kernel != QuantizeKernel::kNone)

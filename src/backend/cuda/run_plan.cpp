@@ -333,9 +333,9 @@ std::string name_of(QuantizeKernel kernel, ActivationFormat format) {
     case QuantizeKernel::kVec8Cta: return std::string(to_string(format)) + "_vec8_cta";
     case QuantizeKernel::kVec8Warp: return std::string(to_string(format)) + "_vec8_warp";
     case QuantizeKernel::kCountNonfinite: return "count_nonfinite";
-    case QuantizeKernel::kByGemm2: return std::string(to_string(format)) + "_by_gemm2";
+    case QuantizeKernel::kByGemm2: break;
   }
-  return "";
+  return std::string(to_string(format)) + "_by_gemm2";
 }
 const char* name_of(RowSource rows) {
   switch (rows) {

@@ -3,10 +3,12 @@
 //
 //   bench_hopper_layers [SHAPE...] [--tokens T,T,...] [--format bf16|nvfp4|fp8] [--sm90-only]
 //                       [--batch-invariant] [--configuration N] [--routing ROUTING,ROUTING,...]
-//                       [--layers-only] [--sustained SECONDS] [--split TOKENS] [--json FILE]
+//                       [--launch-per-step] [--layers-only] [--sustained SECONDS] [--split TOKENS]
+//                       [--json FILE]
 //
 // --configuration  index of the GEMMs' configuration in the backend's list, instead of the plan's;
 //                  without cuda
+// --launch-per-step  no run of few tokens is one kernel
 // --routing        uniform, zipf:S or hot (routings.h)
 // --layers-only    leaves out the graphs of one GEMM
 // --split          compares the output with that of the same tokens in smaller batches
@@ -55,6 +57,9 @@ constexpr LayerShape kShapes[] = {{"v4pro_ep8", 48, 384, 6, 7168, 3072, 1, false
                                   {"v4flash", 256, 256, 6, 4096, 2048, 1, false},
                                   {"qwen30b", 128, 128, 8, 2048, 768, 4, false},
                                   {"mixtral", 8, 8, 2, 4096, 14336, 2, false},
+                                  {"qwen_next", 512, 512, 10, 2048, 512, 2, true},
+                                  {"v41flash_ep8", 48, 384, 6, 5120, 2304, 1, true},
+                                  {"k3_ep8", 112, 896, 16, 3584, 3072, 1, true},
                                   {"kimi_ep8", 48, 384, 8, 7168, 2048, 1, true},
                                   {"gptoss_ep4", 32, 128, 4, 2880, 2880, 1, true},
                                   {"rehearsal", 4, 8, 2, 512, 256, 1, true}};
@@ -137,6 +142,7 @@ struct Request {
   MoeOptions options;
   bool sm90_only = false;
   int gemm_config = -1;
+  bool one_launch = true;
   std::vector<Routing> routings = {Routing{}};
   bool layers_only = false;
   double sustained_seconds = 0;
@@ -149,8 +155,10 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
   const PackedWeights& first = layers.front();
   auto facts = device_facts("cuda:0");
   must(facts.status());
-  auto plan =
-      backend.plan(first.config, first.range, {}, {batch.tokens, 0, request.gemm_config}, *facts);
+  Limits limits{batch.tokens};
+  limits.gemm_config = request.gemm_config;
+  limits.one_launch = request.one_launch;
+  auto plan = backend.plan(first.config, first.range, {}, limits, *facts);
   must(plan.status());
   const DeviceArray memory(plan->workspace.total_bytes);
   auto* const workspace = reinterpret_cast<std::byte*>(memory.data);
@@ -306,7 +314,8 @@ void bench_routing(const LayerShape& shape, const Routing& of,
         request.json,
         "{\"shape\": \"%s\", \"T\": %ld, \"format\": \"%s\", \"backend\": \"%s\", \"routing\": "
         "\"%s\", "
-        "\"batch_invariant\": %s, \"configuration\": %d, \"rows\": %.1f, \"experts_hit\": %.1f, "
+        "\"batch_invariant\": %s, \"one_launch\": %s, \"configuration\": %d, \"rows\": %.1f, "
+        "\"experts_hit\": %.1f, "
         "\"most_rows\": %.1f, \"floor_us\": %.2f, \"us\": %.2f, \"gemm1_us\": %.2f, \"gemm2_us\": "
         "%.2f, "
         "\"sustained_us\": %.2f, \"sustained_s\": %g, \"split_tokens\": %ld, "
@@ -314,10 +323,10 @@ void bench_routing(const LayerShape& shape, const Routing& of,
         "\"split_elements\": %ld}\n",
         shape.name, static_cast<long>(tokens), to_string(request.options.activation_format),
         backend.name, of.text.c_str(), request.options.batch_invariant ? "true" : "false",
-        request.gemm_config, rows, hit, static_cast<double>(mean.most_rows) / steps, floor,
-        own.layer.burst, own.gemm1, own.gemm2, own.layer.sustained, request.sustained_seconds,
-        static_cast<long>(request.split_tokens), split.relative_l2,
-        static_cast<long>(split.elements));
+        request.one_launch ? "true" : "false", request.gemm_config, rows, hit,
+        static_cast<double>(mean.most_rows) / steps, floor, own.layer.burst, own.gemm1, own.gemm2,
+        own.layer.sustained, request.sustained_seconds, static_cast<long>(request.split_tokens),
+        split.relative_l2, static_cast<long>(split.elements));
     std::fflush(request.json);
   }
 }
@@ -385,6 +394,8 @@ int main(int argc, char** argv) {
       request.options.batch_invariant = true;
     } else if (argument == "--sm90-only") {
       request.sm90_only = true;
+    } else if (argument == "--launch-per-step") {
+      request.one_launch = false;
     } else if (argument == "--configuration") {
       request.gemm_config = std::atoi(value_of(argc, argv, i));
     } else if (argument == "--routing") {
@@ -419,7 +430,8 @@ int main(int argc, char** argv) {
   const std::string configuration =
       request.gemm_config < 0 ? "" : ", configuration " + std::to_string(request.gemm_config);
   std::printf("%s, %s%s%s, us\n", facts->name.c_str(), to_string(request.options.activation_format),
-              request.options.batch_invariant ? ", batch invariant" : "", configuration.c_str());
+              request.options.batch_invariant ? ", batch invariant" : "",
+              (configuration + (request.one_launch ? "" : ", a launch per step")).c_str());
   for (const LayerShape& shape : kShapes)
     if (names.empty() ? !shape.if_named
                       : std::find(names.begin(), names.end(), shape.name) != names.end())

@@ -21,6 +21,8 @@ struct Limits {
   // For tests:
   size_t guard_bytes = 0;  // between a workspace's arrays
   int gemm_config = -1;    // GEMM configuration of routed experts; -1: the run plan's
+  // Whether a run of few tokens may be one kernel whose ctas wait for each other.
+  bool one_launch = true;
   bool operator==(const Limits&) const = default;
 };
 
@@ -62,7 +64,8 @@ struct WorkspaceLayout {
 };
 
 struct StepPlan {
-  std::string step;    // "route", "quantize", "gemm1_swiglu", "requantize", "gemm2", "combine"
+  std::string step;    // "route", "quantize", "gemm1_swiglu", "requantize", "gemm2", "combine";
+                       // "layer": all of them in one kernel
   std::string kernel;  // name of the compiled configuration
   bool operator==(const StepPlan&) const = default;
 };

@@ -52,6 +52,10 @@ Result<Env> read_env() {
     if (check != "0" && check != "1") return bad_variable("NVFP4_MOE_CHECK", "0 or 1", check);
     env.check = check == "1";
   }
+  if (const auto one = variable("NVFP4_MOE_ONE_LAUNCH"); !one.empty()) {
+    if (one != "0" && one != "1") return bad_variable("NVFP4_MOE_ONE_LAUNCH", "0 or 1", one);
+    env.one_launch = one == "1";
+  }
   if (const auto level = variable("NVFP4_MOE_LOG"); !level.empty()) {
     NVFP4_MOE_ASSIGN(env.log_level, parse<LogLevel>(level, "environment NVFP4_MOE_LOG"));
   }

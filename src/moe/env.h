@@ -1,4 +1,4 @@
-// The five environment variables of the library (docs/reference/environment.md), read in one place.
+// The six environment variables of the library (docs/reference/environment.md), read in one place.
 //
 // They are read when a layer opens and kept with it. Changing one later affects no open layer, and
 // run never reads the environment.
@@ -38,6 +38,8 @@ struct Env {
   std::string dump_directory;  // NVFP4_MOE_DUMP: each call writes a repro here before it runs
   // NVFP4_MOE_CHECK: each run is repeated on the reference backend and compared
   bool check = false;
+  // NVFP4_MOE_ONE_LAUNCH: see Limits::one_launch
+  bool one_launch = true;
   // NVFP4_MOE_LOG: the highest level that the log callback receives
   LogLevel log_level = LogLevel::kInfo;
 };

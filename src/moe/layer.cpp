@@ -168,6 +168,13 @@ Status MoeLayer::check_source(const ExpertSource& source, int64_t local_expert) 
   return check_bias("down", source.biases.down, biased, hidden_size);
 }
 
+// The environment can only restrict what a caller allows.
+static Limits limits_of(const LayerOptions& options, const Env& env) {
+  Limits limits = options.limits;
+  limits.one_launch = limits.one_launch && env.one_launch;
+  return limits;
+}
+
 Result<LayerNeeds> plan_layer(const MoeConfig& config, const LayerScales& scales,
                               const LayerOptions& options) {
   NVFP4_MOE_ASSIGN(const Env env, read_env());
@@ -175,7 +182,8 @@ Result<LayerNeeds> plan_layer(const MoeConfig& config, const LayerScales& scales
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
   NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, device, forced));
   NVFP4_MOE_ASSIGN(const ExpertRange range, checked_range(config, options));
-  NVFP4_MOE_ASSIGN(Plan plan, backend->plan(config, range, scales, options.limits, device));
+  NVFP4_MOE_ASSIGN(Plan plan,
+                   backend->plan(config, range, scales, limits_of(options, env), device));
   return LayerNeeds{std::move(plan), backend->packed_bytes(config, range)};
 }
 
@@ -213,7 +221,8 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::prepare(const Backend& backend, cons
 
   std::unique_ptr<MoeLayer> layer(new MoeLayer);
   layer->backend_ = &backend;
-  NVFP4_MOE_ASSIGN(layer->plan_, backend.plan(config, range, scales, options.limits, device));
+  NVFP4_MOE_ASSIGN(layer->plan_,
+                   backend.plan(config, range, scales, limits_of(options, env), device));
   layer->executor_ = options.executor;
   if (layer->executor_ == nullptr) {
     layer->owned_executor_ = make_thread_pool(env.threads);

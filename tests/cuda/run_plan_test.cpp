@@ -44,7 +44,9 @@ MoeOptions options() {
 
 RunPlan plan_of(const MoeOptions& options, RunFacts facts, int forced = -1) {
   const MoeConfig config = *MoeConfig::make(options);
-  return make_run_plan(kTable, config, {0, options.num_experts}, hopper(), facts, forced);
+  Limits limits;
+  limits.gemm_config = forced;
+  return make_run_plan(kTable, config, {0, options.num_experts}, hopper(), facts, limits);
 }
 
 TEST(RunPlan, SmallBatchesRouteAndQuantizeInOneKernel) {

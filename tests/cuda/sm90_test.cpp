@@ -226,7 +226,8 @@ TEST_F(Sm90Layer, ARunIsItsSteps) {
 // Small enough for compute-sanitizer.
 TEST_F(Sm90SmallLayer, ARunIsItsSteps) {
   expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan);
-  expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan,
+  // with fewer tokens a run is one kernel, whose sums are others (sm90_decode_test.cpp)
+  expect_run_is_its_steps(kSm90Backend, 9, IntermediateScale::kDynamicToken, DataKind::kNan,
                           ActivationFormat::kBf16);
   expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan,
                           ActivationFormat::kFp8);

@@ -2,7 +2,7 @@
 """Checks of the docs that a machine can make:
 
 - Links and their anchors resolve.
-- Environment variables are documented, and there are five at most.
+- Environment variables are documented, and there are six at most.
 - Tests that docs/contribute/features.md names exist.
 - Examples hold: Python blocks compile, and every ./dev verb exists. With --built FOLDER, a build folder with the tool
   and the Python module, names and arguments of nvfp4_moe exist too, and so do the verbs and options of nvfp4-moe.
@@ -238,8 +238,8 @@ def main():
         for name in sorted(names)
         if name not in documented
     ]
-    if len(names) > 5:
-        bad.append(f"{len(names)} environment variables are read, five at most: {sorted(names)}")
+    if len(names) > 6:
+        bad.append(f"{len(names)} environment variables are read, six at most: {sorted(names)}")
 
     texts = [file.read_text() for file in files if file.match("tests/*/*.cpp")]
     features, choices = ROOT / "docs/contribute/features.md", ROOT / "tests/cases/case_table.cpp"

@@ -15,7 +15,7 @@ constexpr int64_t kMaxExperts = 12032;
 RunPlan default_run(const Architecture& architecture, const MoeConfig& config,
                     const ExpertRange& range, const Plan& plan, int64_t tokens) {
   return make_run_plan(architecture.gemms, config, range, plan.device, {.tokens = tokens},
-                       plan.limits.gemm_config);
+                       plan.limits);
 }
 
 void take_arrays(const Architecture& architecture, const MoeConfig& config,
@@ -119,7 +119,7 @@ Status run_layer(const Architecture& architecture, const PackedWeights& weights,
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const RunPlan run = make_run_plan(architecture.gemms, weights.config, weights.range, plan.device,
-                                    RunFacts::of(batch), plan.limits.gemm_config);
+                                    RunFacts::of(batch), plan.limits);
   Arena arena(workspace, plan.limits.guard_bytes);
   LayerBuffers buffers = layer_buffers(weights.config, weights.range, batch.tokens, arena);
   if (context.status != nullptr) buffers.status = context.status;
@@ -130,6 +130,7 @@ Status run_layer(const Architecture& architecture, const PackedWeights& weights,
   }
   const StepContext step{weights, batch, buffers, serial_executor(), arena, context.stream, &run};
   if (run.selects) NVFP4_MOE_TRY(select_experts(weights.device, *batch.selection, context.stream));
+  if (run.one_launch.ctas > 0) return architecture.run_in_one_launch(step);
   if (run.fused_route_quantize) {
     NVFP4_MOE_TRY(route_and_quantize(step, architecture.counters(step)));
   } else {
@@ -148,9 +149,9 @@ Status run_layer(const Architecture& architecture, const PackedWeights& weights,
 std::shared_ptr<const RunPlan> plan_single_steps(const Architecture& architecture,
                                                  const PackedWeights& weights, const Plan& plan,
                                                  const Batch& batch) {
-  return std::make_shared<const RunPlan>(
-      make_run_plan(architecture.gemms, weights.config, weights.range, plan.device,
-                    RunFacts::of(batch, true), plan.limits.gemm_config));
+  return std::make_shared<const RunPlan>(make_run_plan(architecture.gemms, weights.config,
+                                                       weights.range, plan.device,
+                                                       RunFacts::of(batch, true), plan.limits));
 }
 
 }  // namespace nvfp4_moe::internal::cuda

@@ -23,6 +23,8 @@ struct Architecture {
                        Arena& arena);
   // The counters that route sets to 0, (gemms.max_ctas); null if there are none.
   int32_t* (*counters)(const StepContext& step);
+  // All steps in one kernel, if gemms.one_launch plans it.
+  Status (*run_in_one_launch)(const StepContext& step) = nullptr;
 };
 
 // Ok for layers that all GPU backends support, apart from the architecture.

@@ -39,8 +39,8 @@ void plan_one_cta(const PlanInputs& q, RoutePlan& route) {
     route.shared_bytes = bit_bytes;
     return;
   }
-  const int64_t fitting = kRouteCounterBytes / (experts * static_cast<int64_t>(sizeof(int32_t)));
-  const int64_t useful = ceil_div(assignments, 32);
+  const int64_t fitting = kRouteCounterBytes / (experts * static_cast<int64_t>(sizeof(int32_t))),
+                useful = ceil_div(assignments, 32);
   const int64_t warps = std::max<int64_t>(1, std::min<int64_t>({kRouteMaxWarps, fitting, useful}));
   route.slice = ceil_div(ceil_div(assignments, warps), 32) * 32;
   route.slices = static_cast<int32_t>(route.slice == 0 ? 0 : ceil_div(assignments, route.slice));
@@ -92,8 +92,7 @@ QuantizePlan plan_hidden(const PlanInputs& q, bool aligned, bool fused, bool tma
   const int64_t k = q.config->hidden_size, tokens = q.tokens();
   const bool vec8 = q.quantizes() && q.facts.hidden_dtype == DType::kBf16 && aligned &&
                     q.config->activation_scale != ActivationScale::kCompat;
-  QuantizePlan plan;
-  plan.ctas = tokens;
+  QuantizePlan plan{.ctas = tokens};
   if (tokens == 0) return plan;
   // The shared expert reads hidden once per token, so rows are not enough if it reads the same
   // hidden.
@@ -195,8 +194,7 @@ GemmPlan plan_routed_gemm1(const PlanInputs& q, int index, const RunPlan& run) {
     gemm.early_hidden =
         !q.quantizes() && q.facts.hidden_dtype == DType::kBf16 && q.facts.hidden_aligned;
   }
-  // Another kernel runs between route and this one and has waited for route: the gather, or
-  // quantize.
+  // Another kernel runs between route and this one and has waited for route: gather, or quantize.
   gemm.after_route = config.tma_rows || (!q.facts.single_steps && !run.fused_route_quantize);
   gemm.flags_nonfinite = config.tma_rows && !q.quantizes();
   return gemm;
@@ -254,9 +252,10 @@ int64_t partial_bytes(const PlanInputs& q, int last) {
 }  // namespace
 
 RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const ExpertRange& range,
-                      const DeviceFacts& device, const RunFacts& facts, int forced_config) {
+                      const DeviceFacts& device, const RunFacts& facts, const Limits& limits) {
   const PlanInputs q{gemms, config, range, device, facts};
-  const int index = forced_config >= 0 ? forced_config : gemms.routed(config, range, facts.tokens);
+  const int forced = limits.gemm_config,
+            index = forced >= 0 ? forced : gemms.routed(config, range, facts.tokens);
   const GemmConfig& gemm = gemms.configs[static_cast<size_t>(index)];
   // A small batch that one warp routes lists one kind of tiles, wide tiles are sorted, and kernels
   // with two configurations are compiled only for activations with a gate.
@@ -268,7 +267,7 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   run.operand = gemms.operands.of(config->activation_format);
   run.e4m3_weights = config->activation_format == ActivationFormat::kFp8;
   run.weighs_hidden = q.weighs() && facts.tokens > 0;
-  // The weighted hidden is written only after route, which determines the tokens that have a row.
+  // Weighted hidden is written after route, which determines the tokens that have a row.
   run.fused_route_quantize = !facts.single_steps && facts.tokens > 0 &&
                              q.assignments() <= kOneCtaAssignments && !run.weighs_hidden;
   run.route = plan_route(q, gemm, wide < 0 ? nullptr : &gemms.configs[static_cast<size_t>(wide)]);
@@ -290,6 +289,8 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
     last = std::max(last, run.shared.gemm1.config);
   }
   run.combine = plan_combine(q, run);
+  if (gemms.one_launch != nullptr && limits.one_launch && forced < 0)
+    run.one_launch = gemms.one_launch(config, range, device, facts);
   run.partial_bytes = partial_bytes(q, last);
   return run;
 }
@@ -319,9 +320,9 @@ const char* name_of(RouteKernel kernel) {
   switch (kernel) {
     case RouteKernel::kOneCta: return "one_cta";
     case RouteKernel::kScatterByBits: return "scatter_by_bits";
-    case RouteKernel::kScanScatter: return "scan_scatter";
+    case RouteKernel::kScanScatter: break;
   }
-  return "";
+  return "scan_scatter";
 }
 std::string name_of(QuantizeKernel kernel, ActivationFormat format) {
   switch (kernel) {
@@ -331,18 +332,18 @@ std::string name_of(QuantizeKernel kernel, ActivationFormat format) {
     case QuantizeKernel::kVec8Cta: return std::string(to_string(format)) + "_vec8_cta";
     case QuantizeKernel::kVec8Warp: return std::string(to_string(format)) + "_vec8_warp";
     case QuantizeKernel::kCountNonfinite: return "count_nonfinite";
-    case QuantizeKernel::kByGemm2: return std::string(to_string(format)) + "_by_gemm2";
+    case QuantizeKernel::kByGemm2: break;
   }
-  return "";
+  return std::string(to_string(format)) + "_by_gemm2";
 }
 const char* name_of(RowSource rows) {
   switch (rows) {
     case RowSource::kGathered: return "rows gathered by each CTA";
     case RowSource::kFusedRouting: return "routed and gathered by each CTA";
     case RowSource::kGatheredFirst: return "rows by TMA after a gather";
-    case RowSource::kInRows: return "rows by TMA";
+    case RowSource::kInRows: break;
   }
-  return "";
+  return "rows by TMA";
 }
 std::string text_of(const QuantizePlan& plan, ActivationFormat format) {
   std::string text = name_of(plan.kernel, format);
@@ -364,6 +365,9 @@ std::string text_of(const GemmTable& gemms, const GemmPlan& plan, bool gemm1) {
 std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config,
                                const RunPlan& plan) {
   const ActivationFormat format = config->activation_format;
+  if (plan.one_launch.ctas > 0)
+    return {{"layer", "one launch of " + std::to_string(plan.one_launch.ctas) + " CTAs" +
+                          (plan.selects ? ", after select_experts" : "")}};
   std::string route =
       std::string(name_of(plan.route.kernel)) + ", tiles of " + std::to_string(plan.route.tile_n);
   if (plan.route.even_tiles) route += ", rows shared evenly";
@@ -371,10 +375,9 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config,
   if (plan.route.wide_tile_n > 0)
     route += "; tiles of " + std::to_string(plan.route.wide_tile_n) + ", widest first, from " +
              std::to_string(plan.route.max_narrow_rows + 1) + " rows on";
-  std::vector<StepPlan> steps;
   if (plan.fused_route_quantize) route += ", fused with quantize";
   if (plan.selects) route += ", after select_experts";
-  steps.push_back({"route", route});
+  std::vector<StepPlan> steps{{"route", route}};
   std::string quantize = text_of(plan.hidden, format);
   if (plan.weighs_hidden) quantize = "hidden times the router weight, then " + quantize;
   if (plan.shared_hidden.kernel != QuantizeKernel::kNone)

@@ -34,6 +34,17 @@ struct GemmConfig {
   bool fused_requantize = false;
 };
 
+// A run whose steps are one kernel, except for select_experts.
+struct OneLaunchPlan {
+  int ctas = 0;               // all resident at once; 0: the run has a launch per step
+  int gate_up_warps_k = 0;    // that share 16 weight rows of gate/up along K
+  int down_warps_k = 0;       // that share an expert's 16 output channels along K
+  int64_t partial_bytes = 0;  // partials in shared memory
+  int64_t shared_bytes = 0;
+  bool operator==(const OneLaunchPlan&) const = default;
+};
+struct RunFacts;
+
 // An architecture's GEMMs.
 struct GemmTable {
   const char* backend;  // its registry name
@@ -46,6 +57,9 @@ struct GemmTable {
                    int64_t k);  // whether a GEMM with this K is split along it
   int64_t max_ctas;             // of one GEMM; 0: one per tile
   Operands operands = {};       // form of quantized activations
+  // When a run is one kernel; null: never.
+  OneLaunchPlan (*one_launch)(const MoeConfig& config, const ExpertRange& range,
+                              const DeviceFacts& device, const RunFacts& facts) = nullptr;
 };
 
 enum class RouteKernel : uint8_t {
@@ -166,6 +180,7 @@ struct RunPlan {
   cuda::QuantizePlan shared_hidden;  // for the shared expert, if it does not
   cuda::PartPlan routed, shared;     // shared: if the layer has such an expert
   cuda::CombinePlan combine;
+  cuda::OneLaunchPlan one_launch;  // if it has ctas, the plans of the steps are not used
   cuda::Operand operand = cuda::Operand::kBf16;  // the form in which GEMMs read activations
   bool e4m3_weights = false;  // fp8: weights are rounded to E4M3 when they are dequantized
   int64_t partial_bytes = 0;  // of one split-K partial; grows with tokens
@@ -174,9 +189,9 @@ struct RunPlan {
 
 namespace cuda {
 
-// forced_config: a configuration for the routed GEMMs instead of the table's; -1: none.
+// limits: gemm_config and one_launch. A forced configuration has a launch per step.
 RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const ExpertRange& range,
-                      const DeviceFacts& device, const RunFacts& facts, int forced_config = -1);
+                      const DeviceFacts& device, const RunFacts& facts, const Limits& limits = {});
 // The plan of a dense linear: hidden's quantization and the shared part's gemm2. x: the config of
 // the layer that quantizes. product: that of the layer that multiplies, whose shared expert is the
 // matrix.

@@ -13,6 +13,7 @@
 #include "backend/cuda/steps/format.h"
 #include "backend/sm90/config.h"
 #include "backend/sm90/config_table.h"
+#include "backend/sm90/decode.h"
 #include "backend/sm90/measure.h"
 #include "backend/sm90/pack.h"
 #include "backend/sm90/scratch.h"
@@ -51,14 +52,21 @@ int shared(int64_t tokens) {
 }
 
 constexpr cuda::Architecture kBf16 = {
-    .gemms = {"sm90", kAllConfigs.first<kBf16Configs>(), routed<kBf16Table>, shared<kBf16Table>,
-              splits_k, kMaxCtas},
+    .gemms = {"sm90",
+              kAllConfigs.first<kBf16Configs>(),
+              routed<kBf16Table>,
+              shared<kBf16Table>,
+              splits_k,
+              kMaxCtas,
+              {},
+              plan_decode},
     .gemm_kind = "wgmma",
     .quantize_into_rows = quantize_into_rows,
     .gemm1_swiglu = gemm1_swiglu,
     .gemm2 = gemm2,
     .take_scratch = Scratch::take,
     .counters = Scratch::counters,
+    .run_in_one_launch = decode,
 };
 constexpr cuda::Architecture kFp8 = [] {
   cuda::Architecture fp8 = kBf16;

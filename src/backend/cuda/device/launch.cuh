@@ -55,23 +55,40 @@ Status prepare(const char* name, bool& early) {
 }
 
 // Enqueues a kernel that may start early; `name` appears in error messages. Every kernel of a run
-// is launched by this.
+// is launched by this. cooperative: all ctas are resident at once, so that they may wait for each
+// other; the kernel starts once the device has room for all of them.
 template <auto kKernel, class... Args>
-Status launch(const char* name, dim3 ctas, dim3 threads, int64_t shared_bytes, void* stream,
-              const Args&... args) {
+Status launch_as(bool cooperative, const char* name, dim3 ctas, dim3 threads, int64_t shared_bytes,
+                 void* stream, const Args&... args) {
   bool starts_early = false;
   NVFP4_MOE_TRY(prepare<kKernel>(name, starts_early));
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config{};
   config.gridDim = ctas;
   config.blockDim = threads;
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &early;
-  config.numAttrs = starts_early ? 1 : 0;
-  return check(cudaLaunchKernelEx(&config, kKernel, args...), name);
+  config.attrs = attributes;
+  if (starts_early) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cooperative) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
+    attributes[config.numAttrs++].val.cooperative = 1;
+  }
+  cudaError_t error = cudaLaunchKernelEx(&config, kKernel, args...);
+  if (config.numAttrs == 2 && (error == cudaErrorNotSupported || error == cudaErrorInvalidValue)) {
+    cudaGetLastError();  // a driver that knows both attributes, but not together
+    config.attrs = attributes + 1, config.numAttrs = 1;
+    error = cudaLaunchKernelEx(&config, kKernel, args...);
+  }
+  return check(error, name);
+}
+template <auto kKernel, class... Args>
+Status launch(const char* name, dim3 ctas, dim3 threads, int64_t shared_bytes, void* stream,
+              const Args&... args) {
+  return launch_as<kKernel>(false, name, ctas, threads, shared_bytes, stream, args...);
 }
 
 }  // namespace nvfp4_moe::internal::cuda

@@ -18,5 +18,20 @@ __device__ inline int32_t atomic_increment_acq_rel(int32_t* counter) {
                : "memory");
   return before;
 }
+__device__ inline uint32_t atomic_add_acq_rel(uint32_t* counter, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(value)
+               : "memory");
+  return before;
+}
+
+// ld.acquire.gpu.
+__device__ inline uint32_t load_acquire(const uint32_t* from) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
 
 }  // namespace nvfp4_moe::internal::cuda::ptx

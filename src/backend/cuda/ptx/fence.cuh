@@ -12,6 +12,10 @@ __device__ inline void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// fence.proxy.async: the same for all state spaces: writes to global memory before bulk copies that
+// read them.
+__device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 // fence.mbarrier_init.release.cluster and fence.proxy.async: barriers that this thread has
 // initialized may be used by other threads after the next barrier of the cta, and by asynchronous
 // copies.

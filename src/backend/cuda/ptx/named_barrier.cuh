@@ -11,5 +11,9 @@ template <int kThreads>
 __device__ inline void named_barrier_sync(int index) {
   asm volatile("bar.sync %0, %1;" ::"r"(index), "n"(kThreads) : "memory");
 }
+// The same for a number of threads that is known at run time.
+__device__ inline void named_barrier_sync(int index, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(index), "r"(threads) : "memory");
+}
 
 }  // namespace nvfp4_moe::internal::cuda::ptx

@@ -1,0 +1,151 @@
+// Plans and launches the layer of a few tokens in one launch (decode.cuh).
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/packed_layout.h"
+#include "backend/sm90/config.h"
+#include "backend/sm90/decode.cuh"
+
+namespace nvfp4_moe::internal::sm90 {
+namespace {
+
+constexpr int64_t kPartialBytesOfGateUp = DecodeGateUp<true, 8>::kPartialBytes;
+static_assert(kPartialBytesOfGateUp == (DecodeGateUp<true, 1>::kPartialBytes));
+
+// Weights that a batch reads on average, at most.
+constexpr double kMostBytes = 256e6;
+
+// Partial accumulators of down: two blocks of 16 channels.
+int64_t partial_bytes_of_down(int64_t rows, int warps) { return 2 * rows * warps * 16 * 4; }
+
+// Warps that share `items` rows of `k_tiles` subtiles each: the power of two with the least work
+// for the warp that has the most. A row costs as much as one more subtile, and another half if
+// warps wait for each other.
+int share_warps(int64_t items, int64_t k_tiles) {
+  int best = 1;
+  int64_t least = INT64_MAX;
+  for (int warps = 1; warps <= kDecodeWarps && warps <= k_tiles; warps *= 2) {
+    const int64_t of_one = cuda::ceil_div(items, kDecodeWarps / warps) *
+                           (2 * cuda::ceil_div(k_tiles, warps) + (warps > 1 ? 3 : 2));
+    if (of_one < least) least = of_one, best = warps;
+  }
+  return best;
+}
+
+int64_t row_elems(int64_t channels) { return cuda::ceil_div(channels, 32) * 32; }
+
+}  // namespace
+
+cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& range,
+                                const DeviceFacts& device, const cuda::RunFacts& facts) {
+  const int64_t tokens = facts.tokens, assignments = tokens * config->top_k,
+                hidden = config->hidden_size, inner = config->intermediate_size,
+                shared = config->shared_intermediate_size;
+  if (config->activation_format != ActivationFormat::kBf16 || config->batch_invariant ||
+      config->router_weight == RouterWeight::kOnInput || facts.single_steps || tokens < 1 ||
+      tokens > kDecodeTokens || assignments > kDecodeAssignments || range.count < 1 ||
+      range.count > kDecodeExperts)
+    return {};
+  // Larger layers are limited by bandwidth, and launches per step reach more of it.
+  const double chosen = 1 - std::pow(1 - static_cast<double>(config->top_k) /
+                                             static_cast<double>(config->num_experts),
+                                     static_cast<double>(tokens));
+  const double bytes = (static_cast<double>(range.count) * chosen * static_cast<double>(inner) +
+                        static_cast<double>(shared)) *
+                       static_cast<double>(hidden) * (has_gate(config->activation) ? 3 : 2) * 9 /
+                       16;
+  if (bytes > kMostBytes) return {};
+  // the intermediate takes the space of gemm2's rows
+  if (row_elems(inner) > hidden || row_elems(shared) > hidden) return {};
+  const int64_t k_tiles = cuda::ceil_div(hidden, cuda::kTileK),
+                down_k_tiles = cuda::ceil_div(inner, cuda::kTileK),
+                shared_k_tiles = cuda::ceil_div(shared, cuda::kTileK);
+  const int64_t local = cuda::ceil_div(assignments * range.count, config->num_experts);
+  const int64_t groups_of_expert =
+      (gate_rows(config->activation, inner) + inner) / cuda::kGroupRows;
+  cuda::OneLaunchPlan plan;
+  plan.gate_up_warps_k =
+      share_warps(cuda::ceil_div(local * groups_of_expert, device.compute_units), k_tiles);
+  plan.down_warps_k =
+      share_warps(local + (shared > 0 ? 1 : 0),
+                  shared > 0 ? std::min(down_k_tiles, shared_k_tiles) : down_k_tiles);
+  plan.partial_bytes =
+      std::max(kPartialBytesOfGateUp,
+               partial_bytes_of_down(assignments + (shared > 0 ? tokens : 0), plan.down_warps_k));
+  // hidden, and later the intermediate
+  const int64_t rows_bytes = std::max(
+      tokens * decode_row_bytes(static_cast<int32_t>(k_tiles)),
+      assignments * decode_row_bytes(static_cast<int32_t>(down_k_tiles)) +
+          (shared > 0 ? tokens * decode_row_bytes(static_cast<int32_t>(shared_k_tiles)) : 0));
+  // At least half of a multiprocessor's, so that it never runs ctas of two of these grids: they
+  // share one counter (decode_down.cuh).
+  plan.shared_bytes = std::max(kDecodeRingBytes + plan.partial_bytes + rows_bytes,
+                               device.cta_shared_bytes / 2 + int64_t{1024});
+  if (plan.shared_bytes > device.cta_shared_bytes - static_cast<int64_t>(sizeof(DecodeRouting)))
+    return {};
+  plan.ctas = device.compute_units;
+  return plan;
+}
+
+Status decode(const StepContext& step) {
+  const MoeConfig& config = step.weights.config;
+  const Batch& batch = step.batch;
+  const cuda::OneLaunchPlan& plan = step.plan->one_launch;
+  const cuda::PackedLayout packed(config, step.weights.range);
+  const auto part_of = [&](const PartBuffers& buffers, const cuda::PartLayout& layout,
+                           bool shared) {
+    DecodePart part{};
+    if (buffers.experts == 0) return part;
+    const int64_t channels = buffers.intermediate_size;
+    part.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + layout.offset;
+    part.expert_stride = layout.expert_stride;
+    part.down_offset = layout.gate_up.bytes();
+    part.groups = static_cast<int32_t>((gate_rows(config->activation, channels) + channels) /
+                                       cuda::kGroupRows);
+    part.down_k_tiles = static_cast<int32_t>(layout.down.k_tiles);
+    part.channels = static_cast<int32_t>(channels);
+    part.row_elems = static_cast<int32_t>(row_elems(channels));
+    part.rows = static_cast<uint16_t*>(buffers.rows_out);
+    part.tensor_scales = cuda::tensor_scales(step.weights, shared);
+    part.gemm1_biases = cuda::gemm1_biases(step.weights, shared);
+    part.down_biases = cuda::down_biases(step.weights, shared);
+    return part;
+  };
+  DecodeArgs args{};
+  args.routed = part_of(step.buffers.routed, packed.routed, false);
+  args.shared = part_of(step.buffers.shared, packed.shared, true);
+  args.ids = cuda::assignment_ids(step);
+  args.hidden = batch.hidden, args.hidden_dtype = batch.hidden_dtype;
+  args.topk_weights = batch.topk_weights, args.shared_weights = batch.shared_weights;
+  args.out = batch.out, args.out_dtype = batch.out_dtype;
+  args.tokens = static_cast<int32_t>(batch.tokens);
+  args.top_k = static_cast<int32_t>(config->top_k);
+  args.hidden_size = static_cast<int32_t>(config->hidden_size);
+  args.k_tiles = static_cast<int32_t>(packed.routed.gate_up.k_tiles);
+  args.gate_up_k_shift = std::countr_zero(static_cast<unsigned>(plan.gate_up_warps_k));
+  args.down_k_shift = std::countr_zero(static_cast<unsigned>(plan.down_warps_k));
+  args.by_top_k = cuda::Divider(args.top_k), args.by_ctas = cuda::Divider(plan.ctas);
+  args.by_groups = cuda::Divider(args.routed.groups);
+  args.partial_bytes = static_cast<int32_t>(plan.partial_bytes);
+  args.activation = cuda::GatedActivation::from(config);
+  args.before_down = config->router_weight == RouterWeight::kBeforeDown;
+  args.rows_fp32 = config->row_format == RowFormat::kFp32;
+  args.status = step.buffers.status;
+  const auto launch = [&]<bool kGated, int kColumns>() {
+    return cuda::launch_as<sm90_decode_kernel<kGated, kColumns>>(
+        true, "decode", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
+        step.stream, args);
+  };
+  const auto launch_columns = [&]<bool kGated>() {
+    if (batch.tokens == 1) return launch.template operator()<kGated, 1>();
+    if (batch.tokens == 2) return launch.template operator()<kGated, 2>();
+    if (batch.tokens <= 4) return launch.template operator()<kGated, 4>();
+    return launch.template operator()<kGated, 8>();
+  };
+  return has_gate(config->activation) ? launch_columns.template operator()<true>()
+                                      : launch_columns.template operator()<false>();
+}
+
+}  // namespace nvfp4_moe::internal::sm90

@@ -1,0 +1,110 @@
+// The layer of a few tokens in one launch: route, gemm1_swiglu, gemm2 and combine.
+//
+// With few tokens and small experts a layer is launch latency, not bandwidth. So one kernel with
+// one cta per multiprocessor does all of it. Every cta routes the batch itself and owns a share of
+// both GEMMs: `groups` of 16 weight rows of gate/up of the experts with rows, and 16 output
+// channels of down for all of these experts. Weights depend on no other cta, so a warp copies its
+// share of both GEMMs through its own ring in shared memory, in one sequence of subtiles of 16
+// weight rows x 128 k, without a barrier of the cta. Between the GEMMs the grid waits once: then
+// the intermediate of all ctas is in L2. Since a cta has an output channel of all experts, it adds
+// them in the order of k itself.
+//
+//   gate/up   `gate_up_warps_k` warps share a group along K: partials in shared memory, the
+//             activation, bf16 intermediate to global memory in the order of B fragments
+//   down      `down_warps_k` warps share an expert along K; partials in shared memory by
+//             assignment; then each row's sum, its rounding to row_format, and combine
+//
+// Products are mma.m16n8k16 of weights (16 rows) and tokens (8 columns).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/cuda/ptx/address.cuh"
+#include "backend/cuda/ptx/fence.cuh"
+#include "backend/cuda/ptx/mbarrier.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/ptx/registers.cuh"
+#include "backend/sm90/decode_down.cuh"
+#include "backend/sm90/decode_gate_up.cuh"
+
+namespace nvfp4_moe::internal::sm90 {
+
+template <bool kGated, int kColumns>
+__global__ void __launch_bounds__(kDecodeThreads, 1)
+    sm90_decode_kernel(const __grid_constant__ DecodeArgs args) {
+  extern __shared__ __align__(128) uint8_t decode_shared[];
+  __shared__ DecodeRouting routing;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  uint8_t* const x = decode_shared + kDecodeRingBytes + args.partial_bytes;
+  auto* const partials = reinterpret_cast<float*>(decode_shared + kDecodeRingBytes);
+  const int32_t row_bytes = decode_row_bytes(args.k_tiles);
+  cuda::ptx::prefetch_parameters(args);
+  cuda::ptx::grid_dependency_wait();
+  cuda::ptx::launch_dependents();
+  // Hidden is requested before the weights: it would wait for them in the memory system.
+  if (thread < 32) {
+    // a cta that has just started waits for each of its instructions to be fetched
+    if (args.ids.assignments <= 32)
+      route_decode<1>(args, routing);
+    else
+      route_decode<kDecodeAssignments / 32>(args, routing);
+  } else {
+    const auto read = [&]<DType kType>() {
+      return read_hidden<kType>(args, x, row_bytes, thread - 32, kDecodeThreads - 32);
+    };
+    uint32_t nonfinite;
+    switch (args.hidden_dtype) {
+      case DType::kF32: nonfinite = read.template operator()<DType::kF32>(); break;
+      case DType::kF16: nonfinite = read.template operator()<DType::kF16>(); break;
+      default: nonfinite = read.template operator()<DType::kBf16>();
+    }
+    nonfinite = __reduce_or_sync(cuda::kAllLanes, nonfinite);
+    if (thread % 32 == 0) routing.nonfinite_of_warp[thread / 32] = nonfinite;
+  }
+  __syncthreads();
+  const DecodeShare share(args, routing.active_experts);
+  DecodeScales scales;
+  if (thread < share.all_active) {
+    const TensorScales& of = part_of(args, share, thread).tensor_scales[routing.expert_of[thread]];
+    scales = {of.gate, of.up, of.down};
+  }
+  DecodeRing ring(decode_shared, DecodeSubtiles(args, share, routing));
+  ring.start();
+  if (thread < share.all_active) routing.scales[thread] = scales;
+  if (thread == 0) {
+    uint32_t nonfinite = 0;
+    for (int warp = 1; warp < kDecodeWarps; ++warp) nonfinite |= routing.nonfinite_of_warp[warp];
+    routing.nonfinite_tokens = nonfinite;
+    cuda::ptx::mbarrier_init(cuda::ptx::shared_address(&routing.rows_full), 1);
+    cuda::ptx::fence_mbarrier_init();
+    if (blockIdx.x == 0) {
+      RunStatus status;
+      status.bad_expert_ids = routing.bad_ids;
+      status.nonfinite_tokens = __popc(nonfinite & routing.tokens_with_rows);
+      status.nonfinite_weights = routing.nonfinite_weights;
+      *args.status = status;
+    }
+  }
+  __syncthreads();
+  DecodeGateUp<kGated, kColumns>::run(args, share, routing, x, row_bytes, partials, ring);
+  // orders this cta's reads of hidden and its rows of the intermediate before the bulk copies
+  cuda::ptx::fence_proxy_async();
+  __syncthreads();
+  const auto routed = static_cast<int32_t>(args.ids.assignments);
+  const DecodeDown down{args,
+                        share,
+                        routing,
+                        x,
+                        partials,
+                        routed,
+                        routed + (args.shared.groups > 0 ? args.tokens : 0)};
+  if (args.routed.row_elems % cuda::kTileK != 0 || args.shared.row_elems % cuda::kTileK != 0) {
+    down.pad_rows();
+    __syncthreads();
+  }
+  down.run(ring);
+}
+
+}  // namespace nvfp4_moe::internal::sm90

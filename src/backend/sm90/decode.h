@@ -1,0 +1,35 @@
+// The layer of a few tokens in one launch (decode.cuh): when a run uses it, and how it starts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cuda/packed_tile.h"
+#include "backend/cuda/run_plan.h"
+#include "backend/layer_steps.h"
+
+namespace nvfp4_moe::internal::sm90 {
+
+inline constexpr int kDecodeTokens = 8;         // at most: columns of one mma
+inline constexpr int kDecodeAssignments = 128;  // of routed experts, at most
+// Every assignment may have its own expert; then the shared expert.
+inline constexpr int kDecodeActive = kDecodeAssignments + 1;
+inline constexpr int kDecodeExperts = 1024;  // of a rank, at most
+inline constexpr int kDecodeWarps = 16, kDecodeThreads = kDecodeWarps * 32;
+// 16 weight rows x 128 k: 1 KiB of codes, 128 bytes of scales.
+inline constexpr int kDecodeSubtileBytes = 1024 + 128;
+inline constexpr int kDecodeDepth = 4;  // subtiles of a warp's ring
+inline constexpr int kDecodeRingBytes = kDecodeWarps * kDecodeDepth * kDecodeSubtileBytes;
+
+// Bytes of a row of activations in shared memory. Rows are shifted by half the banks, so that the
+// reads of two tokens do not collide.
+NVFP4_MOE_HOST_DEVICE constexpr int32_t decode_row_bytes(int32_t k_tiles) {
+  return k_tiles * cuda::kTileK * 2 + 64;
+}
+
+// The plan of a run in one launch; without ctas if the run needs a launch per step.
+cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& range,
+                                const DeviceFacts& device, const cuda::RunFacts& facts);
+Status decode(const StepContext& step);
+
+}  // namespace nvfp4_moe::internal::sm90

@@ -1,0 +1,220 @@
+// gemm2 and combine of the layer in one launch (decode.cuh): the barrier of the grid, the
+// intermediate in shared memory, and a cta's output channels.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/cuda/ptx/address.cuh"
+#include "backend/cuda/ptx/atomic.cuh"
+#include "backend/cuda/ptx/fence.cuh"
+#include "backend/cuda/ptx/mbarrier.cuh"
+#include "backend/cuda/ptx/tma.cuh"
+#include "backend/cuda/steps/formats.cuh"
+#include "backend/sm90/decode_gate_up.cuh"
+
+namespace nvfp4_moe::internal::sm90 {
+
+// ---- the grid
+
+// Waits until every cta of the grid has arrived, and makes their writes visible. Bit 31 of the
+// counter flips when all have: the first cta adds what the others leave to 2^31. The counter needs
+// no reset, and any number of launches may use it one after the other. Two grids that use it never
+// overlap before their barrier: all ctas of a grid are resident when it begins (a cooperative
+// launch, of one cta per multiprocessor), so a second grid finds room only once ctas of the first
+// have ended, and these have passed it.
+// Called by one thread, after a barrier of its cta.
+__device__ inline void wait_for_grid(uint32_t* counter) {
+  const uint32_t add = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u;
+  const uint32_t before = cuda::ptx::atomic_add_acq_rel(counter, add);
+  while (((cuda::ptx::load_acquire(counter) ^ before) & 0x80000000u) == 0) {
+  }
+}
+
+__device__ uint32_t decode_grid_counter = 0;
+
+// ---- down and combine
+
+// A device cannot call a constexpr function of the host, but can use its result.
+template <DType kOut>
+constexpr uint32_t kDecodeOverflowBits = overflow_bits(kOut);
+
+__device__ inline void count_one(uint64_t& counter) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(&counter), 1ull);
+}
+
+struct DecodeDown {
+  const DecodeArgs& args;
+  const DecodeShare& share;
+  const DecodeRouting& routing;
+  uint8_t* x;       // the intermediate's rows: (assignments, row bytes), then the shared expert's
+  float* partials;  // (2, rows, warps that share an expert, 16)
+  int32_t routed, rows;  // assignments; with those of the shared expert
+
+  __device__ uint8_t* row_of(int32_t assignment) const {
+    const int32_t bytes = decode_row_bytes(args.routed.down_k_tiles);
+    return assignment < routed
+               ? x + assignment * bytes
+               : x + routed * bytes +
+                     (assignment - routed) * decode_row_bytes(args.shared.down_k_tiles);
+  }
+  // Sets the elements of all rows beyond I to 0: they are multiplied too.
+  __device__ void pad_rows() const {
+    for (int32_t row = static_cast<int32_t>(threadIdx.x / 32); row < rows; row += kDecodeWarps) {
+      const DecodePart& part = row < routed ? args.routed : args.shared;
+      for (int32_t i = part.row_elems / 8 + static_cast<int32_t>(threadIdx.x % 32);
+           i < part.down_k_tiles * (cuda::kTileK / 8); i += 32)
+        reinterpret_cast<uint4*>(row_of(row))[i] = uint4{};
+    }
+  }
+  // Waits for the grid, and starts the copies of all rows. Called by one warp.
+  __device__ void fetch_rows() const {
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    const uint32_t full = cuda::ptx::shared_address(&routing.rows_full);
+    if (lane == 0) {
+      wait_for_grid(&decode_grid_counter);
+      cuda::ptx::fence_proxy_async();
+      cuda::ptx::mbarrier_arrive_expect_tx(
+          full, static_cast<uint32_t>(
+                    (routing.row_count * args.routed.row_elems +
+                     (args.shared.groups > 0 ? args.tokens * args.shared.row_elems : 0)) *
+                    2));
+    }
+    __syncwarp();
+    const uint64_t policy = cuda::ptx::create_policy_evict_normal();
+#pragma unroll 1
+    for (int32_t assignment = lane; assignment < rows; assignment += 32)
+      if (routing.active_of[assignment] >= 0)
+        cuda::ptx::copy_bulk(
+            cuda::ptx::shared_address(row_of(assignment)), decode_row(args, assignment),
+            static_cast<uint32_t>(
+                (assignment < routed ? args.routed.row_elems : args.shared.row_elems) * 2),
+            full, policy);
+  }
+
+  // Counts nonfinite rows, each in one cta.
+  __device__ void check_rows() const {
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32),
+               warp = kDecodeWarps - 1 - static_cast<int32_t>(threadIdx.x / 32);
+    const auto ctas = static_cast<int32_t>(gridDim.x);
+#pragma unroll 1
+    for (int32_t row = static_cast<int32_t>(blockIdx.x) + warp * ctas; row < rows;
+         row += kDecodeWarps * ctas) {
+      if (routing.active_of[row] < 0) continue;
+      const int32_t vectors = (row < routed ? args.routed : args.shared).row_elems / 8;
+      bool nonfinite = false;
+      for (int32_t i = lane; i < vectors; i += 32)
+        nonfinite |= any_nonfinite(reinterpret_cast<const uint4*>(row_of(row))[i]);
+      if (__any_sync(cuda::kAllLanes, nonfinite) && lane == 0)
+        count_one(args.status->nonfinite_rows);
+    }
+  }
+
+  __device__ void store(const DecodeAccumulators& accumulators, int buffer, int32_t active) const {
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    const int32_t q = lane % 4, r = lane / 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int32_t assignment = routing.rows[active][q * 2 + i];
+      if (assignment < 0) continue;
+      float* const to =
+          partials + (((buffer * rows + assignment) << args.down_k_shift) + share.down_k) * 16;
+      to[r] = accumulators.at(i), to[r + 8] = accumulators.at(2 + i);
+    }
+  }
+
+  // A cta's partials of a block -> the rows' rounded values, in the space of the first
+  // partial.
+  // An assignment without a row becomes -0, which adds nothing.
+  __device__ void round_rows(int buffer, int32_t block) const {
+#pragma unroll 1
+    for (auto i = static_cast<int32_t>(threadIdx.x); i < rows * 16; i += kDecodeThreads) {
+      const int32_t assignment = i / 16, channel = i % 16, active = routing.active_of[assignment];
+      float* const at =
+          partials + ((buffer * rows + assignment) << args.down_k_shift) * 16 + channel;
+      float value = -0.0f;
+      if (active >= 0) {
+        float sum = at[0];
+#pragma unroll 1
+        for (int32_t warp_k = 1; warp_k < 1 << args.down_k_shift; ++warp_k) sum += at[warp_k * 16];
+        const cuda::LaneBiases bias =
+            part_of(args, share, active)
+                .down_biases.of(routing.expert_of[active],
+                                static_cast<uint32_t>(block * 16 + channel), args.hidden_size);
+        value =
+            fmaf(sum * Bf16Products::kAccumulatorFactor, routing.scales[active].down, bias.first);
+        if (!args.rows_fp32) value = cuda::bf16_to_float(cuda::bf16_from_float(value));
+      }
+      *at = value;
+    }
+  }
+
+  template <DType kOut>
+  __device__ void combine(int buffer, int32_t block) const {
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    if (thread >= args.tokens * 16) return;
+    const int32_t token = thread / 16, channel = thread % 16, first = token * args.top_k;
+    const float* const values = partials + ((buffer * rows) << args.down_k_shift) * 16 + channel;
+    float acc = 0;
+#pragma unroll 4
+    for (int32_t k = 0; k < args.top_k; ++k) {
+      const float row = values[((first + k) << args.down_k_shift) * 16];
+      acc = args.before_down ? acc + row : fmaf(routing.weights[first + k], row, acc);
+    }
+    if (args.shared.groups > 0) {
+      const float row = values[((routed + token) << args.down_k_shift) * 16];
+      acc = args.shared_weights != nullptr ? fmaf(routing.weights[routed + token], row, acc)
+                                           : acc + row;
+    }
+    if (cuda::magnitude_bits(acc) >= kDecodeOverflowBits<kOut>)
+      count_one(args.status->nonfinite_outputs);
+    cuda::store_element<kOut>(args.out, int64_t{token} * args.hidden_size + block * 16 + channel,
+                              acc);
+  }
+
+  __device__ void run(DecodeRing& ring) const {
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    const int32_t q = lane % 4, token = lane / 4, warps_k = 1 << args.down_k_shift;
+    Bf16Products::Constants constants;
+    constants.pin();
+    if (threadIdx.x < 32) fetch_rows();
+    cuda::ptx::mbarrier_wait(cuda::ptx::shared_address(&routing.rows_full), 0);
+    int buffer = 0;
+#pragma unroll 1
+    for (int32_t block = share.first_block; block < share.last_block; ++block, buffer ^= 1) {
+#pragma unroll 1
+      for (int32_t active = share.down_m; active < share.all_active; active += down_warps_m(args)) {
+        const DecodePart& part = part_of(args, share, active);
+        // A token without this expert reads another's row; its accumulators are not stored.
+        int32_t assignment = routing.rows[active][token];
+        const int32_t another = __reduce_max_sync(cuda::kAllLanes, assignment);
+        if (assignment < 0) assignment = another;
+        const uint8_t* const own_row = row_of(assignment) + q * 16;
+        DecodeAccumulators accumulators;
+#pragma unroll 1
+        for (int32_t k_tile = share.down_k; k_tile < part.down_k_tiles; k_tile += warps_k) {
+          DecodeColumns columns;
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            columns.words[i] = *reinterpret_cast<const uint4*>(own_row + (k_tile * 4 + i) * 64);
+          Bf16Products::Weights weights[2];
+          ring.take<true>(weights);
+          accumulators.multiply(weights, columns, constants);
+        }
+        store(accumulators, buffer, active);
+      }
+      __syncthreads();
+      round_rows(buffer, block);
+      __syncthreads();
+      switch (args.out_dtype) {
+        case DType::kF32: combine<DType::kF32>(buffer, block); break;
+        case DType::kF16: combine<DType::kF16>(buffer, block); break;
+        default: combine<DType::kBf16>(buffer, block);
+      }
+    }
+    check_rows();
+  }
+};
+
+}  // namespace nvfp4_moe::internal::sm90

@@ -179,8 +179,9 @@ def test_the_record_is_of_the_adapters_table_and_releases(name):
 
 def fake_engine(folder, name, package):
     """An installed distribution: its metadata, and a package of one module."""
-    (folder / f"{name}-9.9.9.dist-info").mkdir()
-    (folder / f"{name}-9.9.9.dist-info/METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9.9\n")
+    metadata = folder / f"{name.replace('-', '_')}-9.9.9.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9.9\n")
     (folder / package).mkdir()
     (folder / package / "__init__.py").write_text("raise SystemExit('an engine was imported')\n")
 

@@ -27,67 +27,45 @@ def recorded(name: str) -> str:
     return (RECORDED / name).read_text()
 
 
-def test_ctest_is_read_with_its_states_and_names():
-    figures, wrong = results.tests_of_ctest("12.0")(recorded("ctest.txt"))
-    assert [figures[state] for state in ("passed", "failed", "skipped")] == [3, 4, 1]
-    assert figures["passed_of_backend"] == {"sm120": 2} and wrong == "4 tests failed"
+def test_outputs_are_read_and_what_is_wrong_in_them_is_named():
+    ctest, doctor, probes = recorded("ctest.txt"), json.loads(recorded("doctor.json")), json.loads(recorded("probes.json"))
+    figures, wrong = results.tests_of_ctest("12.0")(ctest)
+    assert [figures[state] for state in ("passed", "failed", "skipped")] == [3, 4, 1] and wrong == "4 tests failed"
+    assert figures["passed_of_backend"] == {"sm120": 2}
     assert "cuda/Sm120Layer.ARunIsItsSteps: Exception: SEGFAULT" in figures["failed_tests"]
-    # Tests of another backend are not enough.
     passed = "1/1 Test  #1: steps/Backends/Steps.FourthCasesEveryStep/{} ....   Passed    1.00 sec\n"
-    for capability, backend, wrong in (
-        ("12.0", "sm120", ""),
-        ("12.0", "cuda", "no test of the backend sm120 passed"),
-        ("8.0", "cuda", ""),
+    of_cuda, none = passed.format("cuda"), "no test of the backend sm120 passed"  # another backend's are not enough
+    sums = [one["bits"] for one in results.probe_findings("12.0")(json.dumps(probes))[0]["bits_of_sums"].values()]
+    failed = json.loads(json.dumps(doctor))
+    next(test for test in failed["self_test"] if "sm120" in test["name"])["ok"] = False
+    refused = json.loads(json.dumps(probes))
+    refused["kernels"][0]["launch"] = "too many resources requested for launch"
+    assert sums == [34, 23]
+    for reader, text, wrong in (
+        (results.tests_of_ctest("12.0"), passed.format("sm120"), ""),
+        (results.tests_of_ctest("12.0"), of_cuda, none),
+        (results.tests_of_ctest("8.0"), of_cuda, ""),
+        (results.doctor_facts("12.0"), json.dumps(doctor), ""),
+        (results.doctor_facts("12.1"), json.dumps(doctor), "ran on a device of compute capability 120"),
+        (results.doctor_facts("12.0"), json.dumps(failed), "tiny layer W4A4, sm120 on cuda:0"),
+        (results.probe_findings("12.0"), json.dumps(probes), ""),
+        (results.probe_findings("12.0"), json.dumps(refused), "too many resources requested for launch"),
+        (results.sanitizer_errors, "[  PASSED  ] 9 tests.\n==== ERROR SUMMARY: 0 errors\n", ""),
+        (results.sanitizer_errors, "[  PASSED  ] 9 tests.\n==== ERROR SUMMARY: 3 errors\n", "3 errors"),
+        (results.sanitizer_errors, "==== RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n", "2 errors"),
+        (results.sanitizer_errors, "[  PASSED  ] 9 tests.\n", "no summary of compute-sanitizer"),
+        (results.bench_figures(H200), recorded("bench.txt"), ""),
+        (results.bench_figures(H200), "CUDA: an error\n", "no layer was timed"),
     ):
-        assert results.tests_of_ctest(capability)(passed.format(backend))[1] == wrong
+        found = reader(text)[1]
+        assert wrong in found and bool(wrong) == bool(found), text
 
 
-def test_doctor_and_probes_are_read():
-    figures, wrong = results.doctor_facts("12.0")(recorded("doctor.json"))
-    assert (wrong, figures["gpu"]["compute_capability"]) == ("", 120)
-    figures, wrong = results.probe_findings("12.0")(recorded("probes.json"))
-    assert (wrong, [one["bits"] for one in figures["bits_of_sums"].values()]) == ("", [34, 23])
-    for reader, name in ((results.doctor_facts, "doctor.json"), (results.probe_findings, "probes.json")):
-        assert reader("12.1")(recorded(name))[1] == "ran on a device of compute capability 120"
-    doctor, probes = json.loads(recorded("doctor.json")), json.loads(recorded("probes.json"))
-    next(test for test in doctor["self_test"] if "sm120" in test["name"])["ok"] = False
-    assert "tiny layer W4A4, sm120 on cuda:0" in results.doctor_facts("12.0")(json.dumps(doctor))[1]
-    doctor["self_test"] = [test for test in doctor["self_test"] if "cuda:0" not in test["name"]]
-    assert results.doctor_facts("12.0")("a warning\n" + json.dumps(doctor))[1] == "no self-test ran on the device"
-    probes["kernels"][0]["launch"] = "too many resources requested for launch"
-    probes["kernels"][1]["ctas_per_multiprocessor"] = 0
-    wrong = results.probe_findings("12.0")(json.dumps(probes))[1]
-    assert "sm120_gemm1_kernel<0>: launch with 98560 bytes of shared memory: too many resources" in wrong
-    assert "sm120_gemm2_kernel<2>: no multiprocessor holds a cta of it" in wrong
-
-
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ("[  PASSED  ] 9 tests.\n========= ERROR SUMMARY: 0 errors\n", ""),
-        ("[  PASSED  ] 9 tests.\n========= ERROR SUMMARY: 3 errors\n", "3 errors"),
-        ("========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n", "2 errors"),
-        ("[  PASSED  ] 9 tests.\n", "no summary of compute-sanitizer"),
-        ("========= ERROR SUMMARY: 0 errors\n", "no test passed under it"),
-    ],
-)
-def test_sanitizers_are_read(text, wrong):
-    assert results.sanitizer_errors(text)[1] == wrong
-
-
-def test_the_bench_stands_beside_the_recorded_table_and_configurations_beside_each_other():
-    figures, wrong = results.bench_figures(H200)(recorded("bench.txt"))
-    cells = {(cell["shape"], cell["tokens"], cell["format"]): cell for cell in figures["cells"]}
+def test_a_timed_layer_stands_beside_the_recorded_one():
+    cells = results.bench_figures(H200)(recorded("bench.txt"))[0]["cells"]
+    (cell,) = (c for c in cells if (c["shape"], c["tokens"], c["format"]) == ("v4flash", 64, "nvfp4"))
     of_h200 = {(row["shape"], row["tokens"], row["layer"]): row["us"] for row in json.loads(H200.read_text())["rows"]}
-    cell = cells["v4flash", 64, "nvfp4"]
-    assert (wrong, cell["us"], cell["h200_us"]) == ("", 512.3, of_h200["v4flash", 64, "nvfp4_moe_nvfp4"])
-    assert results.bench_figures(H200)("CUDA: an error\n")[1] == "no layer was timed"
-    cell = "v4flash 64 1.9 rows | floor 400.0 | sm120 {} (1.28x) | g1 3.5 3.01 TB/s 19 TF | g2 1.7 2.93 TB/s 19 TF\n"
-    text = "".join(f"RTX, nvfp4, configuration {i}, us\n" + cell.format(us) for i, us in enumerate(("512.3", "600.1")))
-    assert acceptance_report.rows_of_bench(results.bench_figures(H200)(text)[0]["cells"]) == [
-        ("shape", "tokens", "rows an expert", "configuration 0, us", "configuration 1, us"),
-        ("v4flash", 64, 1.9, "512.3", "600.1"),
-    ]
+    assert (cell["us"], cell["h200_us"]) == (512.3, of_h200["v4flash", 64, "nvfp4_moe_nvfp4"])
 
 
 def test_a_report_says_nothing_of_whose_machine_it_is():
@@ -104,20 +82,9 @@ def test_a_report_says_nothing_of_whose_machine_it_is():
     joined = json.dumps(clean)
     for private in ("ada", "turing", "example.org", "secret", "10.1.2.3", "89ab", "3B:00", "52:54", "/usr/local"):
         assert private not in joined, joined
-    assert clean["list"][0] == "./src/backend/x.cu(3): error"
-    assert "…/nvcc" in clean["list"][2]
-    assert (clean["figure"], clean["none"]) == (3.5, None)
+    assert clean["list"][0] == "./src/backend/x.cu(3): error" and clean["figure"] == 3.5
     kept = "0.5/2 us at 3/4, sm_120a/sm_120f, 12.8.1, cuda/Backends/X.Y/sm120 and I/O"
     assert scrub(kept) == kept
-
-
-def a_report(**states: str) -> dict:
-    facts = {"gpu": {"name": "a GPU", "compute_cap": "12.0"}, "commit": "0" * 40}
-    report = acceptance_report.new(facts, "12.0", datetime.datetime(2026, 1, 1))
-    for name, state in states.items():
-        step = {"name": name, "state": state, "seconds": 1.0, "why": "", "figures": {"passed": 2}}
-        acceptance_report.put(report, step)
-    return report
 
 
 @pytest.mark.parametrize(
@@ -125,25 +92,23 @@ def a_report(**states: str) -> dict:
     [
         ({"a": "passed", "b": "passed"}, "ACCEPTED: 2 steps with 4 tests passed on this GPU"),
         ({"a": "failed"}, "NOT ACCEPTED: failed on this GPU: a"),
-        ({"a": "passed"}, "INCOMPLETE: nothing failed on this GPU, and not run: b"),
         ({"a": "passed", "b": "running"}, "INCOMPLETE: nothing failed on this GPU, and not run: b"),
         ({"a": "passed", "b": "absent"}, "INCOMPLETE: nothing failed on this GPU, and not run: b"),
     ],
 )
-def test_verdicts(states, verdict):
-    assert acceptance_report.verdict(a_report(**states), ["a", "b"]) == verdict
-
-
-def test_a_report_is_resumed_only_on_the_same_machine(tmp_path, capsys):
-    path = tmp_path / "report.txt"
-    report = a_report(a="passed", b="running")
-    acceptance_report.write(report, path, ["a", "b"])
-    assert path.read_text().startswith("INCOMPLETE: ") and acceptance_report.read(path) == report
-    resumed, other = a_report(), a_report()
-    acceptance_report.take_over(resumed, path)
-    assert [step["state"] for step in resumed["steps"]] == ["passed", "not run"]
+def test_a_report_has_a_verdict_and_is_resumed_only_on_the_same_machine(states, verdict, tmp_path, capsys):
+    facts = {"gpu": {"name": "a GPU", "compute_cap": "12.0"}, "commit": "0" * 40}
+    report, same, other = (acceptance_report.new(facts, "12.0", datetime.datetime(2026, 1, 1)) for _ in range(3))
+    for name, state in states.items():
+        step = {"name": name, "state": state, "seconds": 1.0, "why": "", "figures": {"passed": 2}}
+        acceptance_report.put(report, step)
+    acceptance_report.write(report, tmp_path / "report.txt", ["a", "b"])
+    assert report["verdict"] == verdict and acceptance_report.read(tmp_path / "report.txt") == report
+    acceptance_report.take_over(same, tmp_path / "report.txt")
+    was = ["not run" if state == "running" else state for state in states.values()]
+    assert [step["state"] for step in same["steps"]] == was
     other["machine"] = {**other["machine"], "commit": "1" * 40}
-    acceptance_report.take_over(other, path)
+    acceptance_report.take_over(other, tmp_path / "report.txt")
     assert other["steps"] == [] and "another machine" in capsys.readouterr().out
 
 
@@ -226,12 +191,8 @@ def test_all_that_passes_is_accepted_on_one_gpu_whatever_the_environment_says_of
     assert states(report) == dict.fromkeys(STEPS, "passed")
     assert report["verdict"] == "ACCEPTED: 14 steps with 24 tests passed on this GPU"
     assert said.index("Host and user names, paths and") < said.index("== build"), "said before it starts"
-    for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
-        assert f"sanitizer --tool {tool} --error-exitcode 1 build/" in kit.ran
     assert all(line.endswith(" on 3") for line in kit.ran.splitlines() if line.startswith("ctest"))
-    text = (kit.tree / "build/acceptance/report.txt").read_text()
-    assert str(kit.tree) not in text and text.startswith("ACCEPTED")
-    assert "sm120_gemm1_kernel<0>" in text and "512.3" in text
+    assert str(kit.tree) not in (kit.tree / "build/acceptance/report.txt").read_text()
 
 
 def test_a_step_that_fails_does_not_end_it_but_for_the_build(kit):
@@ -239,8 +200,6 @@ def test_a_step_that_fails_does_not_end_it_but_for_the_build(kit):
     assert code == 1
     assert report["verdict"].startswith("NOT ACCEPTED: failed on this GPU: machine-code, exact-sums, steps, layers, ")
     assert states(report)["bench"] == states(report)["sanitize-memcheck"] == "passed"
-    failed = next(step for step in report["steps"] if step["name"] == "layers")
-    assert "LayersHaveTheReferencesBits/sm120: Failed" in failed["figures"]["failed_tests"][0]
     code, _, report = kit(CMAKE_FAILS="1")
     assert code == 1 and "ctest" not in kit.ran
     assert states(report) == {**dict.fromkeys(STEPS, "not run"), "build": "failed"}
@@ -252,42 +211,29 @@ def test_a_step_that_hangs_is_ended_with_all_that_it_started(kit):
     assert limit in script.read_text()
     script.write_text(script.read_text().replace(limit, limit.replace("3600", "1")))
     code, said, report = kit("--only", "build,steps", HANGS="1")
-    assert code == 1, said
-    step = next(step for step in report["steps"] if step["name"] == "steps")
-    assert "ctest: did not end within 1 s" in step["why"], said
-    assert step["seconds"] < 30
-    assert states(report)["bench"] == "not run"
+    (step,) = (step for step in report["steps"] if step["name"] == "steps")
+    assert code == 1 and "ctest: did not end within 1 s" in step["why"] and step["seconds"] < 30, said
 
 
 def test_two_parts_make_one_report_and_what_a_stop_left_is_resumed(kit):
     code, said, report = kit("--part", "tests")
-    assert code == 3, said
-    left_out = [name for name, state in states(report).items() if state == "not run"]
-    assert left_out == [name for name in STEPS if name.startswith("sanitize-")] and "sanitizer" not in kit.ran
+    assert code == 3 and "sanitizer" not in kit.ran, said
     acceptance_report.put(report, {"name": "probes", "state": "running", "why": "did not end"})
     acceptance_report.write(report, kit.tree / "build/acceptance/report.txt", STEPS)
     code, said, report = kit("--resume")
-    assert code == 0, said
-    assert states(report) == dict.fromkeys(STEPS, "passed")
+    assert code == 0 and states(report) == dict.fromkeys(STEPS, "passed"), said
     assert "== steps: kept, passed" in said and "== probes (at most" in said and "test_steps" not in kit.ran
 
 
-def test_what_is_absent_on_a_device_is_incomplete_and_it_cannot_begin_without_a_gpu(kit):
+def test_what_is_absent_is_incomplete_and_without_a_gpu_there_is_only_a_rehearsal(kit):
     (kit.tools / "compute-sanitizer").unlink()
     code, _, report = kit("--library-only")
-    assert code == 3
-    assert states(report)["doctor"] == states(report)["sanitize-racecheck"] == "absent"
+    assert code == 3 and states(report)["doctor"] == states(report)["sanitize-racecheck"] == "absent"
     executable(kit.tools / "nvidia-smi", "echo No devices were found; exit 6")
     code, said, _ = kit()
-    assert (code, "expected nvcc on PATH and a GPU" in said) == (2, True)
-
-
-def test_a_rehearsal_says_so_and_asks_no_gpu(kit):
-    executable(kit.tools / "nvidia-smi", "exit 6")
+    assert code == 2 and "expected nvcc on PATH and a GPU" in said
     code, said, report = kit("--emulate", "12.0")
-    assert code == 0, said
-    assert "proves nothing of a chip" in report["verdict"]
-    assert "cmake --preset cpu" in kit.ran and "--preset gpu" not in kit.ran and "sanitizer" not in kit.ran
+    assert code == 0 and "proves nothing of a chip" in report["verdict"] and "--preset gpu" not in kit.ran, said
 
 
 @pytest.mark.long

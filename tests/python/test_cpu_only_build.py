@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import nvfp4_moe
-import pytest
 from fused_layers import opened, parameters
 from nvfp4_moe import _build
 

@@ -28,7 +28,11 @@ def recorded(name: str) -> str:
 
 
 def test_outputs_are_read_and_what_is_wrong_in_them_is_named():
-    ctest, doctor, probes = recorded("ctest.txt"), json.loads(recorded("doctor.json")), json.loads(recorded("probes.json"))
+    ctest, doctor, probes = (
+        recorded("ctest.txt"),
+        json.loads(recorded("doctor.json")),
+        json.loads(recorded("probes.json")),
+    )
     figures, wrong = results.tests_of_ctest("12.0")(ctest)
     assert [figures[state] for state in ("passed", "failed", "skipped")] == [3, 4, 1] and wrong == "4 tests failed"
     assert figures["passed_of_backend"] == {"sm120": 2}

@@ -135,16 +135,6 @@ def test_gpu_runs_one_part_or_both_and_says_which_failed(on_a_gpu):
     assert on_a_gpu("gpu", "everything")[0] == 2
 
 
-def test_gpu_acceptance_hands_its_options_on(dev):
-    dev.stand_in("python3", '#!/bin/sh\necho "python3 $*" >>"$DEV_LOG"\nexit 3\n')
-    code, ran, said = dev("gpu", "--acceptance", "--emulate", "12.0")
-    assert (code, ran) == (3, "python3 tests/acceptance/acceptance.py --emulate 12.0\n"), said
-    dev.stand_in("nvidia-smi", LISTS_A_GPU)
-    dev.stand_in("c++", "#!/bin/sh\n! grep -q CLI\n")
-    code, ran, said = dev("gpu", "--acceptance", "--resume")
-    assert (code, ran) == (3, "python3 tests/acceptance/acceptance.py --resume --library-only\n"), said
-
-
 @pytest.fixture
 def tested(dev):
     """dev with all that `./dev setup` makes. Stand-ins for ctest and the oracles' Python print how they are called."""
@@ -166,35 +156,25 @@ def calls(ran: str, name: str) -> list[str]:
     return [line for line in ran.splitlines() if line.startswith(f"{name} ")]
 
 
-@pytest.mark.parametrize(
-    ("options", "labels", "marker"),
-    [([], "-L ^attack$ -LE ^long$ ", "attack and not long"), (["--long"], "-L ^attack$ --test", "attack")],
-)
-def test_attack_runs_and_records_what_is_marked(tested, options, labels, marker):
-    code, ran, said = tested("attack", *options, FAILS="nothing")
+def test_attack_and_test_run_and_record_what_they_should(tested):
+    code, ran, said = tested("attack", FAILS="nothing")
     assert code == 0, said
     ctest, pytest_call, summary = ran.splitlines()[-3:]
-    assert ctest.startswith("ctest ") and labels in ctest
-    assert f"-m {marker} --junitxml build/attack.pytest.xml" in pytest_call
+    assert ctest.startswith("ctest ") and "-L ^attack$ -LE ^long$ " in ctest
+    assert "-m attack and not long --junitxml build/attack.pytest.xml" in pytest_call
     junit = "build/attack.ctest.xml build/attack.pytest.xml"
-    tier = "long" if options else "short"
-    assert summary.endswith(f"tools/attack_summary.py --tier {tier} --record tests/attack.json {junit}")
+    assert summary.endswith(f"tools/attack_summary.py --tier short --record tests/attack.json {junit}")
     for fails in ("tools/attack_summary.py", "-m pytest"):
-        code, ran, _ = tested("attack", *options, FAILS=fails)
+        code, ran, _ = tested("attack", FAILS=fails)
         assert code == 1 and "attack_summary.py" in ran, "the table comes all the same"
-
-
-def test_test_records_only_the_whole_long_tier_and_ptxemu_is_tried_by_itself(tested):
-    _, short, _ = tested("test", FAILS="nothing")
-    assert "-LE ^(emulated_)?long$ " in short and "-m not long" in short and "--record" not in short
-    assert "ptxemu/trial" not in short, "once in CI"
-    _, long, _ = tested("test", "--long", FAILS="nothing")
-    assert "-LE ^emulated_long$ " in long, "the emulator's has a verb of its own"
-    assert "test_summary.py --record tests/long_tier.json build/ctest.xml build/pytest.xml" in long
-    _, filtered, _ = tested("test", "--long", "Fork", FAILS="nothing")
-    assert "-R Fork" in filtered and "-k Fork" in filtered and "--record" not in filtered
-    code, ran, said = tested("ptxemu", FAILS="nothing")
-    assert code == 0, said
+    for options, expected, record in (
+        ([], ("-LE ^(emulated_)?long$ ", "-m not long"), False),
+        (["--long"], ("-LE ^emulated_long$ ", "--record tests/long_tier.json build/ctest.xml build/pytest.xml"), True),
+        (["--long", "Fork"], ("-R Fork", "-k Fork"), False),
+    ):
+        _, ran, _ = tested("test", *options, FAILS="nothing")
+        assert all(words in ran for words in expected) and ("--record" in ran) == record, ran
+    _, ran, _ = tested("ptxemu", FAILS="nothing")
     assert ran.startswith("-S ptxemu -B build/ptxemu -G Ninja ") and "python -m pytest -q ptxemu/trial" in ran
 
 

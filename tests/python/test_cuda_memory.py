@@ -151,14 +151,11 @@ def test_ten_captures_and_six_streams_take_what_their_tokens_need(stack: list[nv
     one = max(layer.workspace_bytes(1) for layer in stack)
     start = reserved()
     graphs = [capture(stack, inputs, 1) for _ in range(10)]  # a pool each
-    for_graphs = reserved() - start
-    streams, outs = [torch.cuda.Stream() for _ in others], []
-    before = allocated()
-    for stream, held in zip(streams, others, strict=True):
+    for_graphs, before = reserved() - start, allocated()
+    for stream, held in zip([torch.cuda.Stream() for _ in others], others, strict=True):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             forward(stack, held, 1)
-            outs.append(held.out)
     torch.cuda.synchronize()
     for_streams = allocated() - before
     record_property("ten_captures_bytes", for_graphs)
@@ -172,9 +169,6 @@ def test_ten_captures_and_six_streams_take_what_their_tokens_need(stack: list[nv
         graph.replay()
         replayed = inputs.out.clone()
         assert torch.equal(replayed, forward(stack, inputs, 1))
-    for held, out in zip(others, outs, strict=True):
-        kept = out.clone()
-        assert torch.equal(kept, forward(stack, held, 1))
 
 
 def test_all_memory_comes_back(stack: list[nv.MoeLayer], record_property) -> None:

@@ -210,7 +210,6 @@ print(len(received), layer.expert_count)
 
 LOOPS = {
     "run": "one = layer(); inputs = batch(16)\ndef work(): one.run(*inputs)",
-    "run through the operators of formats": "x = np.ones((64, 64), np.float32)\ndef work(): nv.dequantize(*nv.quantize(x))",
     "open with progress": """
 import layers
 def work():

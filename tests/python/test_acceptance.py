@@ -65,13 +65,6 @@ def test_outputs_are_read_and_what_is_wrong_in_them_is_named():
         assert wrong in found and bool(wrong) == bool(found), text
 
 
-def test_a_timed_layer_stands_beside_the_recorded_one():
-    cells = results.bench_figures(H200)(recorded("bench.txt"))[0]["cells"]
-    (cell,) = (c for c in cells if (c["shape"], c["tokens"], c["format"]) == ("v4flash", 64, "nvfp4"))
-    of_h200 = {(row["shape"], row["tokens"], row["layer"]): row["us"] for row in json.loads(H200.read_text())["rows"]}
-    assert (cell["us"], cell["h200_us"]) == (512.3, of_h200["v4flash", 64, "nvfp4_moe_nvfp4"])
-
-
 def test_a_report_says_nothing_of_whose_machine_it_is():
     whose = dict(home_folder="/home/ada", user="ada", host="turing.example.org")
     scrub = acceptance_report.Scrubber("/home/ada/code/moe", **whose)

@@ -6,16 +6,13 @@ elsewhere.
 
 from __future__ import annotations
 
-import math
-
 import nvfp4_moe as nv
 import pytest
-from gpu import captured, needs_gpu, on_gpu, torch
+from gpu import captured, needs_gpu, torch
 
 pytestmark = needs_gpu
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SHAPES = [(1, 16), (3, 48), (5, 2, 4096), (130, 272), (0, 64)]
 
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -30,6 +27,10 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.
     return x.to(dtype)
 
 
+def on_gpu_if_tensors(options: dict) -> dict:
+    return {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+
+
 def same(actual: torch.Tensor, expected: torch.Tensor | float) -> bool:
     expected = torch.as_tensor(expected, dtype=actual.dtype)
     bits = {4: torch.int32, 2: torch.int16, 1: torch.uint8}[actual.element_size()]
@@ -37,66 +38,35 @@ def same(actual: torch.Tensor, expected: torch.Tensor | float) -> bool:
     return torch.equal(actual.cpu().view(bits), expected.view(bits))
 
 
-MODES = [
-    ("weights", None, "max"),
-    ("weights", 0.0123, "mse"),
-    ("dynamic_token", None, "max"),
-    ("static", 0.01, "max"),
-    ("compat", 0.0123, "max"),
+OPTIONS = [
+    ("quantize", {}),
+    ("quantize", {"tensor_scale": 0.0123, "search": "mse"}),
+    ("quantize", {"mode": "dynamic_token"}),
+    ("quantize", {"mode": "static", "tensor_scale": 0.01}),
+    ("quantize", {"mode": "compat", "tensor_scale": 0.0123}),
+    ("swiglu_quantize", {}),
+    ("swiglu_quantize", {"activation": "swiglu_clamped", "swiglu_limit": 7.0, "interleaved": True}),
+    ("swiglu_quantize", {"activation": "swiglu_oai", "swiglu_limit": 7.0, "power_of_two": 2.0**-7}),
 ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("mode", "scale", "search"), MODES)
-def test_quantizes_as_the_host_and_back(dtype: torch.dtype, mode: str, scale: float | None, search: str) -> None:
-    for shape in SHAPES:
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
+def test_quantizes_as_the_host_and_back(name: str, options: dict, dtype: torch.dtype) -> None:
+    """tests/cuda/format_test.cpp has numbers that are not finite."""
+    for shape in [(1, 32), (5, 2, 4096), (130, 288), (0, 64)]:
         x = numbers(shape, dtype)
-        expected = nv.quantize(x, mode=mode, tensor_scale=scale, search=search)
-        actual = nv.quantize(x.cuda(), mode=mode, tensor_scale=scale, search=search)
-        for name, a, e in zip(("codes", "scales", "tensor_scale"), actual, expected, strict=True):
-            assert same(a, e), (name, shape)
+        if name == "swiglu_quantize":
+            options = {**options, "row_weights": torch.rand(shape[:-1], generator=torch.Generator().manual_seed(2))}
+        function = getattr(nv, name)
+        expected, actual = function(x, **options), function(x.cuda(), **on_gpu_if_tensors(options))
+        for part, a, e in zip(("codes", "scales", "tensor_scale"), actual, expected, strict=True):
+            assert same(a, e), (part, shape)
         for out in ("float32", "bfloat16", "float16"):
             assert same(nv.dequantize(*actual, out), nv.dequantize(*expected, out)), (out, shape)
-
-
-def test_what_a_host_refuses_is_nan() -> None:
-    x = numbers((4, 64), torch.float32)
-    x[2, 5] = math.inf
-    gpu = x.cuda()
-    codes, scales, row_scales = nv.quantize(gpu, mode="dynamic_token")
-    assert row_scales.isnan().tolist() == [False, False, True, False]
-    assert not codes[2].any() and not scales[2].any() and codes[0].any()
-    assert nv.dequantize(codes, scales, row_scales)[2].isnan().all()
-    for mode, scale in (("weights", None), ("static", 0.1), ("compat", 0.1)):
-        assert nv.quantize(gpu, mode=mode, tensor_scale=scale)[2].isnan()
-    bad = torch.full((1, 4), 0x7F, dtype=torch.uint8, device="cuda")
-    assert nv.dequantize(torch.zeros(1, 32, dtype=torch.uint8, device="cuda"), bad, 1.0).isnan().all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"activation": "swiglu_clamped", "interleaved": True}, {"activation": "swiglu_oai", "power_of_two": 2.0**-7}],
-    ids=str,
-)
-def test_silu_mul_quantizes_as_the_host(options: dict, dtype: torch.dtype) -> None:
-    if "activation" in options:
-        options = {"swiglu_limit": 7.0, **options}
-    for shape in [(1, 32), (33, 4096), (2, 3, 1536)]:
-        x, weights = numbers(shape, dtype, 1), torch.rand(shape[:-1], generator=torch.Generator().manual_seed(2))
-        for row_weights in (None, weights):
-            expected = nv.swiglu_quantize(x, **options, row_weights=row_weights)
-            actual = nv.swiglu_quantize(x.cuda(), **options, row_weights=on_gpu(row_weights))
-            assert all(same(a, e) for a, e in zip(actual, expected, strict=True))
-
-
-def test_swizzles_as_the_host() -> None:
-    for shape in [(1, 1), (129, 5), (3, 300, 24), (0, 4)]:
-        scales = torch.randint(0, 127, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
-        swizzled = nv.swizzle_scales(scales.cuda())
-        assert same(swizzled, nv.swizzle_scales(scales))
-        assert same(nv.unswizzle_scales(swizzled, *shape[-2:]), scales)
-        assert same(nv.swizzle_scales(scales.cuda().view(torch.float8_e4m3fn)), nv.swizzle_scales(scales))
+        swizzled = nv.swizzle_scales(actual[1])
+        assert same(swizzled, nv.swizzle_scales(expected[1]))
+        assert same(nv.unswizzle_scales(swizzled, *expected[1].shape[-2:]), expected[1])
 
 
 def test_a_tensor_that_begins_anywhere() -> None:

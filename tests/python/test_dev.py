@@ -176,20 +176,3 @@ def test_attack_and_test_run_and_record_what_they_should(tested):
         assert all(words in ran for words in expected) and ("--record" in ran) == record, ran
     _, ran, _ = tested("ptxemu", FAILS="nothing")
     assert ran.startswith("-S ptxemu -B build/ptxemu -G Ninja ") and "python -m pytest -q ptxemu/trial" in ran
-
-
-@pytest.mark.long
-def test_cuda_turned_on_in_a_demos_folder_changes_one_file_of_the_library(tmp_path):
-    if shutil.which("nvcc") is None:
-        pytest.skip("no nvcc on PATH")
-
-    def commands(*options: str) -> dict[str, str]:
-        subprocess.run(["cmake", "-S", ROOT, "-B", tmp_path, *options], check=True, capture_output=True)
-        listed = json.loads((tmp_path / "compile_commands.json").read_text())
-        return {entry["file"].removeprefix(f"{ROOT}/"): entry["command"] for entry in listed}
-
-    demo = commands("--preset", "demo")
-    test = commands("--preset", "cpu", "-DNVFP4_MOE_CUDA=AUTO")
-    assert not any(file.endswith(".cu") for file in demo)
-    assert any(file.endswith(".cu") for file in test)
-    assert [file for file in demo if demo[file] != test.get(file)] == ["src/moe/registry.cpp"]

@@ -49,6 +49,7 @@ __global__ void sm90_gemm1_kernel(float* out, uint64_t a, uint64_t b) {
 }
 """
 
+
 @pytest.fixture
 def check(tmp_path, monkeypatch, capsys):
     """Compiles a text as the build does, through keep_compiler_report.sh, and runs the check: exit code and output."""

@@ -33,7 +33,7 @@ def test_auto_is_never_less_precise_than_declared(monkeypatch, declared):
         (SIZES, "cpu", "auto", "nvfp4", "int8_block", "more precise and fast on a host (w)"),
         (SIZES, "cpu", "bf16", "bf16", "bf16", "it was asked for"),
         (SIZES, "cpu", "nvfp4", "bf16", "nvfp4", "it was asked for, less precise than the declared bf16 (w)"),
-        # What makes no layer is left to the refusal.
+        # Options of no layer: the refusal names them.
         (SIZES | {"intermediate_size": 40}, "cpu", "auto", "nvfp4", "nvfp4", "it is declared (w)"),
         (SIZES, "cuda:99", "auto", "nvfp4", "nvfp4", "it is declared (w)"),
     ],

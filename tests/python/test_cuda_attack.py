@@ -1,6 +1,6 @@
-"""Failures on a GPU: no memory, a lost context, weights replaced under running streams, a neighbour that is killed.
+"""Failures on a GPU: no memory, a lost context, a neighbour that is killed.
 
-Each ends in an error or in right numbers, never in a hang: code that may hang runs in a process of its own with a time
+test_cuda_soak.py and test_cuda_replace.py replace weights under running streams. Each failure ends in an error or in right numbers, never in a hang: code that may hang runs in a process of its own with a time
 limit. Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by name elsewhere.
 """
 
@@ -10,14 +10,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 
-import numpy as np
-import nvfp4_moe as nv
 import pytest
-from gpu import LAYERS, assert_comes_back, layers, needs_gpu, on_gpu, torch
+from gpu import LAYERS, assert_comes_back, needs_gpu, torch
 
 pytestmark = [needs_gpu, pytest.mark.attack("gpu failures")]
 
@@ -128,7 +125,7 @@ try:
     layer.run(*batch, out=out)
     print("ran in what was left")
 except nv.OutOfMemory as error:
-    assert "workspace" in str(error), error
+    assert "workspace for 32 tokens of a layer of 6 experts, hidden_size 64" in str(error), error
     print("no workspace")
 held.clear()
 torch.cuda.empty_cache()
@@ -141,63 +138,6 @@ print("end")
     assert ran.stdout.splitlines()[0] == "refused 3"
     attacked(3)
     assert ran.stdout.splitlines()[-1] == "end"
-
-
-def test_weights_replaced_while_streams_run(attacked: Callable[..., None]) -> None:
-    """Every output is that of the old weights or of the new ones, never a mixture, or the call raised Busy."""
-
-    def opened(seed: int) -> nv.MoeLayer:
-        return nv.MoeLayer.from_tensors(layers.config(), **layers.weights(seed), max_tokens=32, device="cuda:0")
-
-    hidden, _, weights = layers.batch(16)
-    ids = np.zeros((16, layers.TOP_K), np.int64)  # all rows use the replaced expert
-    ids[:, 1] = 1
-    batch = on_gpu((hidden, ids, weights))
-    versions = []  # expert 0 of either seed, as replace_expert takes it, and the output with it
-    layer = opened(0)
-    for seed in (0, 1):
-        expert = layers.expert_of(layers.weights(seed), 0)
-        layer.replace_expert(0, **expert)
-        versions.append((expert, layer.run(*batch).clone()))
-    torch.cuda.synchronize()
-    assert not torch.equal(versions[0][1], versions[1][1])
-
-    stop, wrong, runs, busy = threading.Event(), [], [0] * 3, [0]
-
-    def run_on_a_stream(which: int) -> None:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            while not stop.is_set():
-                try:
-                    out = layer.run(*batch)
-                except nv.Busy:
-                    busy[0] += 1
-                    continue
-                stream.synchronize()
-                runs[which] += 1
-                if not any(torch.equal(out, right) for _, right in versions):
-                    wrong.append(out)
-
-    threads = [threading.Thread(target=run_on_a_stream, args=(which,)) for which in range(len(runs))]
-    for thread in threads:
-        thread.start()
-    replaced = refused = 0
-    until = time.monotonic() + 5
-    while time.monotonic() < until or replaced == 0:
-        try:
-            layer.replace_expert(0, **versions[(replaced + 1) % 2][0])
-            replaced += 1
-            attacked()
-        except nv.Busy:
-            refused += 1
-        assert time.monotonic() < until + 30, "no replacement found the layer at rest"
-    stop.set()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    assert not wrong, f"{len(wrong)} of {sum(runs)} outputs"
-    assert min(runs) > 0
-    print(f"{sum(runs)} runs, {replaced} replacements, {refused} refused, {busy[0]} runs refused")
 
 
 NEIGHBOUR = """

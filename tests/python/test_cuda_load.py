@@ -53,11 +53,15 @@ def batch() -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("backend", ["auto", "cuda"])
 def test_the_bytes_are_those_of_host_tensors(backend: str) -> None:
     weights = stacks()
-    layer = opened(on_gpu(weights), backend=backend)
+    lent = on_gpu(weights)
+    layer = opened(lent, backend=backend)
     assert_holds(layer, weights)
     assert torch.equal(layer.run(*batch()), opened(weights, backend=backend).run(*batch()))
     # Tiles and tensor scales, and no memory that only packing needs.
     assert layer.describe()["packed_bytes"] < 1 << 20
+    # Host and GPU tensors may mix, and a layer in host memory takes them too.
+    assert_holds(opened({"gate": weights["gate"], "up": lent["up"], "down": lent["down"]}, backend=backend), weights)
+    assert_holds(nv.MoeLayer.from_tensors(CONFIG, **lent, max_tokens=4), weights)
 
 
 def test_rows_may_lie_apart() -> None:
@@ -74,14 +78,6 @@ def test_rows_may_lie_apart() -> None:
     assert_holds(opened(lent), weights)
 
 
-def test_host_and_gpu_tensors_may_mix() -> None:
-    weights = stacks()
-    lent = on_gpu(weights)
-    assert_holds(opened({"gate": weights["gate"], "up": lent["up"], "down": lent["down"]}), weights)
-    # A layer in host memory takes them too.
-    assert_holds(nv.MoeLayer.from_tensors(CONFIG, **lent, max_tokens=4), weights)
-
-
 def late_in_a_stream(weights: dict, wrong: float) -> tuple[torch.cuda.Stream, dict]:
     """Tensors that hold illegal values until their stream has slept. weights: tensors, or tuples of them."""
     right = on_gpu({name: parts if isinstance(parts, tuple) else (parts,) for name, parts in weights.items()})
@@ -96,40 +92,65 @@ def late_in_a_stream(weights: dict, wrong: float) -> tuple[torch.cuda.Stream, di
     return stream, {name: late[name] if isinstance(parts, tuple) else late[name][0] for name, parts in weights.items()}
 
 
+def from_floats(weights: dict[str, torch.Tensor]) -> nv.MoeLayer:
+    return nv.MoeLayer.from_bf16(CONFIG, **weights, device="cuda:0", max_tokens=4)
+
+
+def floats(dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    made = {name: torch.randn(EXPERTS, *shape, generator=g).to(dtype) for name, shape in SHAPES.items()}
+    made["up"][1] = 0
+    return made
+
+
+def held_by(layer: nv.MoeLayer) -> Stacks:
+    held = stacked([layer.expert(e) for e in range(EXPERTS)])
+    return {name: tuple(torch.from_numpy(part) for part in parts) for name, parts in held.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_floats_on_the_gpu_are_quantized_to_the_hosts_bytes(dtype: torch.dtype) -> None:
+    weights = floats(dtype)
+    expected, lent = held_by(from_floats(weights)), on_gpu(weights)
+    assert_holds(from_floats(lent), expected)
+    # Rows with strides, at addresses that are not multiples of 16 bytes; gate and up are halves of one tensor.
+    both = torch.cat([lent["gate"], lent["up"]], dim=1)
+    wide = torch.zeros(EXPERTS, HIDDEN, INTER + 5, dtype=dtype).cuda()
+    wide[:, :, 3:-2] = lent["down"]
+    assert_holds(from_floats({"gate": both[:, :INTER], "up": both[:, INTER:], "down": wide[:, :, 3:-2]}), expected)
+
+
 def test_packing_follows_the_current_stream() -> None:
-    weights = stacks()
-    stream, late = late_in_a_stream(weights, 255)
-    with torch.cuda.stream(stream):
-        layer = opened(late)
-        for parts in late.values():  # the caller's again
-            for part in parts:
-                part.fill_(255)
-    assert_holds(layer, weights)
+    for opens, weights, wrong in ((opened, stacks(), 255), (from_floats, floats(), float("nan"))):
+        expected = held_by(opens(weights))
+        stream, late = late_in_a_stream(weights, wrong)
+        with torch.cuda.stream(stream):
+            layer = opens(late)
+            for parts in late.values():  # the caller's again
+                for part in parts if isinstance(parts, tuple) else (parts,):
+                    part.fill_(wrong)
+        assert_holds(layer, expected)
 
 
-def assert_refused_alike(opened, weights: dict, words: str) -> None:
-    """Bad arrays on the GPU give the same error message as on the host."""
-    with pytest.raises(nv.BadInput) as on_host:
-        opened(weights)
-    with pytest.raises(nv.BadInput) as on_device:
-        opened(on_gpu(weights))
-    assert words in str(on_host.value) and str(on_device.value) == str(on_host.value)
-
-
-@pytest.mark.parametrize("byte", [0x7F, 0x80, 0xFF])
-def test_illegal_scales_are_told_as_on_the_host(byte: int) -> None:
-    weights = stacks()
-    weights["up"][1][3, 77, 5] = byte
-    weights["up"][1][3, 99, 0] = 0x7F
-    assert_refused_alike(opened, weights, f"got byte {byte} at row 77 block 5")
-    weights = stacks()
-    weights["down"][2][1] = float("nan")
-    with pytest.raises(nv.BadInput, match="expert 1: down tensor scale"):
-        opened(on_gpu(weights))
-
-
-def one(weights: Stacks, e: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    return [tuple(part[e] for part in parts) for parts in weights.values()]
+def test_what_is_refused_is_told_as_on_the_host() -> None:
+    illegal, infinite = stacks(), floats()
+    illegal["up"][1][3, 77, 5] = 0x80
+    illegal["up"][1][3, 99, 0] = 0x7F
+    infinite["down"][2, 200, 17] = float("inf")
+    for opens, weights, words in (
+        (opened, illegal, "got byte 128 at row 77 block 5"),
+        (from_floats, infinite, "expert 2 down: (200, 17): expected a finite weight"),
+    ):
+        with pytest.raises(nv.BadInput) as on_host:
+            opens(weights)
+        with pytest.raises(nv.BadInput) as on_device:
+            opens(on_gpu(weights))
+        assert words in str(on_host.value) and str(on_device.value) == str(on_host.value)
+    lent = on_gpu(floats())
+    with pytest.raises(ValueError, match="down: expected gate, up and down on cpu, or all of them on cuda:0, got"):
+        from_floats({**lent, "down": infinite["down"]})
+    with pytest.raises(ValueError, match="gate: expected gate, up and down on cpu, got"):
+        nv.MoeLayer.from_bf16(CONFIG, **lent, max_tokens=4)
 
 
 def test_an_expert_is_replaced_from_the_gpu() -> None:
@@ -137,74 +158,17 @@ def test_an_expert_is_replaced_from_the_gpu() -> None:
     layer = opened(weights)
     stream, late = late_in_a_stream(other, 255)
     with torch.cuda.stream(stream):
-        layer.replace_expert(2, *one(late, 4))
+        layer.replace_expert(2, *(tuple(part[4] for part in parts) for parts in late.values()))
     for old, new in zip(weights.values(), other.values(), strict=True):
         for to, part in zip(old, new, strict=True):
             to[2] = part[4]
     assert_holds(layer, weights)
-    illegal = on_gpu(stacks(2))
+    illegal = on_gpu(other)
     illegal["down"][1][0, 0, 0] = 0xFF
+    gate, up, down = (tuple(part[0] for part in parts) for parts in illegal.values())
     with pytest.raises(nv.BadInput, match="down block scale: .* got byte 255 at row 0 block 0"):
-        layer.replace_expert(2, *one(illegal, 0))
-    gate, up, down = one(on_gpu(other), 0)
+        layer.replace_expert(2, gate, up, down)
     text = r"down codes: expected \(272, 72\) uint8 on cuda:0, contiguous, got .* on cpu"
     with pytest.raises(ValueError, match=text):
         layer.replace_expert(2, gate, up, tuple(part.cpu() for part in down))
     assert_holds(layer, weights)
-
-
-# ---- from floats
-
-
-def floats(dtype: torch.dtype, seed: int = 0) -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    made = {name: torch.randn(EXPERTS, *shape, generator=g).to(dtype) for name, shape in SHAPES.items()}
-    made["up"][1] = 0
-    return made
-
-
-def from_floats(weights: dict[str, torch.Tensor]) -> nv.MoeLayer:
-    return nv.MoeLayer.from_bf16(CONFIG, **weights, device="cuda:0", max_tokens=4)
-
-
-def assert_same_experts(actual: nv.MoeLayer, expected: nv.MoeLayer) -> None:
-    held = stacked([expected.expert(e) for e in range(EXPERTS)])
-    assert_holds(actual, {name: tuple(torch.from_numpy(part) for part in parts) for name, parts in held.items()})
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_floats_on_the_gpu_are_quantized_to_the_hosts_bytes(dtype: torch.dtype) -> None:
-    weights = floats(dtype)
-    expected = from_floats(weights)
-    lent = on_gpu(weights)
-    assert_same_experts(from_floats(lent), expected)
-    # Rows with strides, at addresses that are not multiples of 16 bytes; gate and up are halves of one tensor.
-    both = torch.cat([lent["gate"], lent["up"]], dim=1)
-    wide = torch.zeros(EXPERTS, HIDDEN, INTER + 5, dtype=dtype).cuda()
-    wide[:, :, 3:-2] = lent["down"]
-    apart = {"gate": both[:, :INTER], "up": both[:, INTER:], "down": wide[:, :, 3:-2]}
-    assert_same_experts(from_floats(apart), expected)
-
-
-def test_floats_follow_the_current_stream() -> None:
-    weights = floats(torch.bfloat16)
-    expected = from_floats(weights)
-    stream, late = late_in_a_stream(weights, float("nan"))
-    with torch.cuda.stream(stream):
-        layer = from_floats(late)
-        for part in late.values():
-            part.fill_(float("nan"))
-    assert_same_experts(layer, expected)
-
-
-def test_floats_that_are_refused() -> None:
-    weights = floats(torch.bfloat16)
-    weights["down"][2, 200, 17] = float("inf")
-    lent = on_gpu(weights)
-    assert_refused_alike(from_floats, weights, "expert 2 down: (200, 17): expected a finite weight")
-    with pytest.raises(ValueError, match="down: expected gate, up and down on cpu, or all of them on cuda:0, got"):
-        from_floats({**lent, "down": weights["down"]})
-    with pytest.raises(ValueError, match="gate: expected gate, up and down on cpu, got"):
-        nv.MoeLayer.from_bf16(CONFIG, **lent, max_tokens=4)
-    with pytest.raises(ValueError, match="on cuda contiguous along the last dimension"):
-        from_floats({**lent, "up": lent["up"].transpose(1, 2).contiguous().transpose(1, 2)})

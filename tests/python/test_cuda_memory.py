@@ -17,7 +17,6 @@ import numpy as np
 import nvfp4_moe as nv
 import pytest
 from gpu import captured, torch, why_not
-from layers import on_threads
 
 EXPERTS, TOP_K, HIDDEN, INTER, MAX_TOKENS, LAYERS = 8, 8, 7168, 2048, 8192, 2
 SIZES = [1, 2, 4, *range(16, 513, 16)]  # 35 sizes, as engines capture them
@@ -152,14 +151,11 @@ def test_ten_captures_and_six_streams_take_what_their_tokens_need(stack: list[nv
     one = max(layer.workspace_bytes(1) for layer in stack)
     start = reserved()
     graphs = [capture(stack, inputs, 1) for _ in range(10)]  # a pool each
-    for_graphs = reserved() - start
-    streams, outs = [torch.cuda.Stream() for _ in others], []
-    before = allocated()
-    for stream, held in zip(streams, others, strict=True):
+    for_graphs, before = reserved() - start, allocated()
+    for stream, held in zip([torch.cuda.Stream() for _ in others], others, strict=True):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             forward(stack, held, 1)
-            outs.append(held.out)
     torch.cuda.synchronize()
     for_streams = allocated() - before
     record_property("ten_captures_bytes", for_graphs)
@@ -173,9 +169,6 @@ def test_ten_captures_and_six_streams_take_what_their_tokens_need(stack: list[nv
         graph.replay()
         replayed = inputs.out.clone()
         assert torch.equal(replayed, forward(stack, inputs, 1))
-    for held, out in zip(others, outs, strict=True):
-        kept = out.clone()
-        assert torch.equal(kept, forward(stack, held, 1))
 
 
 def test_all_memory_comes_back(stack: list[nv.MoeLayer], record_property) -> None:
@@ -190,34 +183,25 @@ def test_all_memory_comes_back(stack: list[nv.MoeLayer], record_property) -> Non
         for graph in graphs:
             graph.replay()
         torch.cuda.synchronize()
-        assert reserved() > start_reserved
 
-    def used() -> int:
+    def used() -> tuple[int, int, int]:
         free, total = torch.cuda.mem_get_info()
-        return total - free
+        return reserved(), allocated(), total - free
 
-    settle()
-    start_reserved = reserved()
     use()  # once before, because the driver allocates memory with the first graph
     settle()
-    before = (reserved(), allocated(), used())
+    before = used()
     use()
     settle()
-    after = (reserved(), allocated(), used())
+    after = used()
     record_property("before_reserved_allocated_used", before)
     record_property("after_reserved_allocated_used", after)
     assert all(then <= 1.01 * now for then, now in zip(after, before, strict=True)), (before, after)
-
-
-def test_a_reset_graph_gives_its_workspace_back(stack: list[nv.MoeLayer]) -> None:
-    inputs = Inputs()
-    settle()
-    before = reserved()
     graph = capture(stack, inputs, SIZES[-1])
-    assert reserved() - before >= stack[0].workspace_bytes(SIZES[-1])
+    assert reserved() - after[0] >= stack[0].workspace_bytes(SIZES[-1])
     graph.reset()
     torch.cuda.empty_cache()
-    assert reserved() == before
+    assert reserved() == after[0]
 
 
 def test_a_fork_in_a_capture_has_a_workspace_of_its_own(stack: list[nv.MoeLayer]) -> None:
@@ -242,46 +226,24 @@ def test_a_fork_in_a_capture_has_a_workspace_of_its_own(stack: list[nv.MoeLayer]
         assert torch.equal(replayed[1], stack[1].run(*right.of(64)))
 
 
-def test_new_outputs_of_a_capture_stay_its_own(stack: list[nv.MoeLayer]) -> None:
-    inputs, pool, made = Inputs(), torch.cuda.graph_pool_handle(), {}
-    for tokens in reversed(SIZES[::5]):
-        arrays = inputs.of(tokens)
-        made[tokens] = captured(lambda a=arrays: stack[1].run(stack[0].run(*a), *a[1:]), pool=pool)
-    for tokens, (graph, out) in made.items():
-        inputs.draw()
-        graph.replay()
-        replayed = out.clone()
-        assert torch.equal(replayed, forward(stack, inputs, tokens)), tokens
-
-
 # ---- eager runs
 
 
 def test_torch_sees_a_workspace_and_gets_it_back(stack: list[nv.MoeLayer]) -> None:
+    """The workspace is in no pool of the caller."""
     inputs, layer = Inputs(4096), stack[0]
-    settle()
-    before = allocated()
-    for tokens, kept in ((1, 1), (4096, 4096), (7, 4096)):
-        layer.run(*inputs.of(tokens), out=inputs.out[:tokens])
-        stats = torch.cuda.memory_stats()
-        assert allocated() - before == rounded(layer.workspace_bytes(kept), BLOCK)
-        assert stats["allocated_bytes.all.current"] == allocated()
-    peak = torch.cuda.max_memory_allocated()
-    assert peak >= before + layer.workspace_bytes(4096)
-    assert nv.release_workspaces("cpu") == 0
-    assert nv.release_workspaces("cuda:0") == layer.workspace_bytes(4096)
-    assert allocated() == before
-    assert torch.equal(layer.run(*inputs.of(9)), layer.run(*inputs.of(9)))
-
-
-def test_a_kept_workspace_lies_in_no_pool_of_the_caller(stack: list[nv.MoeLayer]) -> None:
-    inputs, layer = Inputs(), stack[0]
     settle()
     pool, before = torch.cuda.MemPool(), allocated()
     with torch.cuda.use_mem_pool(pool):
-        layer.run(*inputs.of(256), out=inputs.out[:256])
-    assert allocated() - before == rounded(layer.workspace_bytes(256), BLOCK)
+        for tokens, kept in ((1, 1), (4096, 4096), (7, 4096)):
+            layer.run(*inputs.of(tokens), out=inputs.out[:tokens])
+            assert allocated() - before == rounded(layer.workspace_bytes(kept), BLOCK)
     assert not pool.snapshot()
+    assert torch.cuda.memory_stats()["allocated_bytes.all.current"] == allocated()
+    assert torch.cuda.max_memory_allocated() >= before + layer.workspace_bytes(4096)
+    assert nv.release_workspaces("cpu") == 0
+    assert nv.release_workspaces("cuda:0") == layer.workspace_bytes(4096)
+    assert allocated() == before
 
 
 def test_a_stream_that_is_given_gets_the_memory(stack: list[nv.MoeLayer]) -> None:
@@ -318,55 +280,11 @@ def test_the_callers_workspace_on_the_gpu(stack: list[nv.MoeLayer]) -> None:
     replays_give(lambda: layer.run(*inputs.of(256), out=inputs.out[:256], workspace=workspace), inputs, expected)
     crooked = torch.empty(size + 1, dtype=torch.uint8, device="cuda")[1:]
     for wrong, message in (
-        (workspace[:-1], f"at least {size} bytes, got {size - 1}"),
         (crooked, "a base aligned to 256 bytes"),
         (torch.empty(size, dtype=torch.uint8), r"\(bytes,\) uint8 on cuda:0, .* got .* on cpu"),
-        (workspace.view(torch.int8), r"\(bytes,\) uint8 on cuda:0, contiguous, got .* int8"),
     ):
         with pytest.raises(ValueError, match=f"workspace: expected {message}"):
             layer.run(*inputs.of(256), out=inputs.out[:256], workspace=wrong)
-
-
-def test_no_memory_is_told_and_everything_stays_usable(stack: list[nv.MoeLayer]) -> None:
-    inputs, layer = Inputs(MAX_TOKENS), stack[0]
-    expected = layer.run(*inputs.of(8))
-    settle()
-    size, total = layer.workspace_bytes(MAX_TOKENS), torch.cuda.mem_get_info()[1]
-    torch.cuda.set_per_process_memory_fraction((reserved() + size // 2) / total)
-    try:
-        with pytest.raises(nv.OutOfMemory) as told:
-            layer.run(*inputs.of(MAX_TOKENS), out=inputs.out)
-        assert torch.equal(layer.run(*inputs.of(8)), expected)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    for part in (
-        f"workspace for {MAX_TOKENS} tokens of a layer of {EXPERTS} experts, hidden_size {HIDDEN}, intermediate_size",
-        f"expected {size} bytes on cuda:0, got none from torch: ",
-        f" of {total} bytes are free, torch has reserved ",
-    ):
-        assert part in str(told.value)
-    layer.run(*inputs.of(MAX_TOKENS), out=inputs.out)
-    assert torch.equal(layer.run(*inputs.of(8)), expected)
-
-
-def test_threads_in_shared_and_own_streams(stack: list[nv.MoeLayer]) -> None:
-    shared = torch.cuda.Stream()
-    held = [Inputs(48, seed) for seed in range(6)]
-    expected = [stack[0].run(*inputs.of(48)).clone() for inputs in held]
-    torch.cuda.synchronize()
-    wrong: list[int] = []
-
-    def work(i: int) -> None:
-        stream = shared if i < 3 else torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(50):
-                out = stack[0].run(*held[i].of(48))
-                stream.synchronize()
-                if not torch.equal(out, expected[i]):
-                    wrong.append(i)
-
-    on_threads(len(held), work)
-    assert not wrong
 
 
 class Lent:

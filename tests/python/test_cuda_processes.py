@@ -107,13 +107,6 @@ class Ranks:
         return self.messages()[rank]
 
 
-def ended(what: str, out: Path, way: str, **options: object) -> list[str]:
-    """Returns how both ranks ended, within SOON of their connection."""
-    with Ranks(what, out, way, **options) as ranks:
-        ranks.wait_until("here")
-        return [ranks.end(rank, SOON) for rank in (0, 1)]
-
-
 def test_two_processes_give_the_bits_of_one(way: str, tmp_path: Path) -> None:
     with Ranks("whole", tmp_path, way, limit=400) as ranks:
         for rank in (0, 1):
@@ -168,21 +161,3 @@ def test_a_rank_that_stops_ends_the_other_by_the_timeout(way: str, what: str, tm
     assert "rank 1" in message or "a rank has stopped" in message, message
     assert took > STOPPED_TIMEOUT[way] / 2
     assert way == "host" or took < STOPPED_TIMEOUT[way] + GONE, f"gone after {took:.1f} s: {message}"
-
-
-def test_configs_that_differ_are_named(way: str, tmp_path: Path) -> None:
-    messages = ended("other config", tmp_path, way)
-    assert messages == ["InvalidArgument: config of rank 1: expected top_k 3 as on rank 0, got 2"] * 2
-
-
-@pytest.mark.skipif(NO_GPUS != "", reason=NO_GPUS)
-def test_a_missing_nccl_is_named(tmp_path: Path) -> None:
-    expected_start = "Unsupported: rank 1: nccl: expected nonesuch.so as the caller names it, got none"
-    messages = ended("missing nccl", tmp_path, "nccl")
-    assert all(message.startswith(expected_start) for message in messages), messages
-
-
-def test_one_rank_that_captures_is_named(gpu_way: str, tmp_path: Path) -> None:
-    messages = ended("one captures", tmp_path, gpu_way)
-    words = "stream of rank 1: expected one that is captured, as on rank 0, got one that is not"
-    assert all(words in message for message in messages), messages

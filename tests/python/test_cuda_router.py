@@ -7,7 +7,6 @@ build with the CUDA backends: skipped by name elsewhere.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -22,11 +21,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOKENS = (0, 1, 7, 4096)
 GROUPED = {"num_expert_group": 8, "topk_group": 4, "group_score": "top2_sum", "correction_bias": True}
 
-# One for each number of experts per lane, and each way to select and to weight.
+# One for each way to select and to weight. tests/cuda/selection_test.cpp has all widths.
 CONFIGS = {
     "mixtral": nv.RouterConfig(8, 2, renormalize=True),
-    "all of 32": nv.RouterConfig(32, 32),
-    "qwen2": nv.RouterConfig(60, 4),
     "qwen3": nv.RouterConfig(128, 8, renormalize=True),
     "llama4": nv.RouterConfig(128, 1, scoring="sigmoid"),
     "deepseek_v2": nv.RouterConfig(160, 6, routed_scaling_factor=16.0, num_expert_group=8, topk_group=3),
@@ -34,16 +31,9 @@ CONFIGS = {
     "groups of odd sizes": nv.RouterConfig(
         90, 5, "sigmoid", num_expert_group=6, topk_group=2, group_score="top2_sum", correction_bias=True
     ),
-    "32 groups": nv.RouterConfig(992, 12, "sigmoid", num_expert_group=32, topk_group=9, group_score="top2_sum"),
-    "kimi": nv.RouterConfig(384, 8, "sigmoid", True, 1e-20, 2.827, correction_bias=True),
-    "minimax": nv.RouterConfig(256, 8, "sigmoid", True, correction_bias=True),
     "softmax with bias": nv.RouterConfig(512, 10, renormalize=True, correction_bias=True),
-    "softmax of all with bias": nv.RouterConfig(64, 6, **GROUPED),
-    "deepseek_v4": nv.RouterConfig(256, 6, "sqrt_softplus", True, 1e-20, 1.5, correction_bias=True),
     "1024 experts": nv.RouterConfig(1024, 32, "sqrt_softplus", correction_bias=True),
-    "1024 by softmax": nv.RouterConfig(1024, 16),
     "deepseek_v4 hash": nv.RouterConfig(256, 6, "sqrt_softplus", True, 1e-20, 1.5, hash_routing=True),
-    "hash, not divided": nv.RouterConfig(13, 3, "sigmoid", hash_routing=True),
 }
 
 
@@ -78,41 +68,25 @@ def same(actual: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_gives_the_hosts_bits(name: str, dtype: torch.dtype) -> None:
+def test_gives_the_hosts_bits(name: str) -> None:
     config = CONFIGS[name]
-    for tokens in TOKENS:
+    for tokens, dtype, ids_dtype in zip(TOKENS, (*DTYPES, torch.bfloat16), ("int32", "int64") * 2, strict=True):
         logits, arrays = logits_of(tokens, config.num_experts, dtype, tokens), arrays_of(config, tokens)
-        for ids_dtype in ("int32", "int64"):
-            expected = nv.select_experts(logits, config, ids_dtype=ids_dtype, **arrays)
-            actual = nv.select_experts(logits.cuda(), config, ids_dtype=ids_dtype, **on_gpu(arrays))
+        for renormalize in (False, True):
+            one = dataclasses.replace(config, renormalize=renormalize, renormalize_epsilon=0.0)
+            expected = nv.select_experts(logits, one, ids_dtype=ids_dtype, **arrays)
+            actual = nv.select_experts(logits.cuda(), one, ids_dtype=ids_dtype, **on_gpu(arrays))
             assert same(actual, expected), tokens
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_every_way_to_weigh(name: str) -> None:
-    config = CONFIGS[name]
-    logits, arrays = logits_of(65, config.num_experts, torch.float32, 9), arrays_of(config, 65)
-    for renormalize in (False, True):
-        for scoring in ("softmax", "sigmoid", "sqrt_softplus"):
-            if config.hash_routing and scoring == "softmax":
-                continue
-            one = dataclasses.replace(config, scoring=scoring, renormalize=renormalize, renormalize_epsilon=0.0)
-            expected = nv.select_experts(logits, one, **arrays)
-            assert same(nv.select_experts(logits.cuda(), one, **on_gpu(arrays)), expected), (scoring, renormalize)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_that_lie_apart_and_begin_anywhere(dtype: torch.dtype) -> None:
-    for experts in (8, 60, 256, 1000):
+    for experts in (60, 1000):
         config = nv.RouterConfig(experts, 4, renormalize=True)
         whole = logits_of(33, experts + 11, dtype, experts)
         for first in (0, 1, 3, 8):
             view, gpu = whole[:, first : first + experts], whole.cuda()[:, first : first + experts]
-            if view.shape[1] < experts:
-                continue
-            assert same(nv.select_experts(gpu, config), nv.select_experts(view, config)), (experts, first)
             assert same(nv.select_experts(gpu[::3], config), nv.select_experts(view[::3], config))
         turned = whole.cuda()[:, :experts].t().contiguous().t()
         assert same(nv.select_experts(turned, config), nv.select_experts(whole[:, :experts], config))
@@ -190,7 +164,7 @@ def test_the_op_on_a_gpu() -> None:
 
 
 def test_arrays_of_two_devices_are_refused() -> None:
-    config = CONFIGS["minimax"]
+    config = CONFIGS["deepseek_v3"]
     logits, bias = logits_of(3, 256, torch.bfloat16), arrays_of(config, 3)["correction_bias"]
     with pytest.raises(ValueError, match="correction_bias: expected an array on cuda:0"):
         nv.select_experts(logits.cuda(), config, correction_bias=bias)
@@ -199,81 +173,63 @@ def test_arrays_of_two_devices_are_refused() -> None:
         nv.select_experts(logits.cuda(), config, correction_bias=bias.cuda(), out=out)
 
 
-def tiny_layer(config: nv.RouterConfig, activation_format: str, device: str) -> nv.MoeLayer:
+def tiny_layer(config: nv.RouterConfig) -> nv.MoeLayer:
     g = torch.Generator().manual_seed(3)
     hidden, inner, experts = 128, 64, config.num_experts
-    options = nv.MoeConfig(experts, config.top_k, hidden, inner, activation_format=activation_format)
+    options = nv.MoeConfig(experts, config.top_k, hidden, inner)
     gate, up = (torch.randn(experts, inner, hidden, generator=g).bfloat16() / 8 for _ in range(2))
     down = torch.randn(experts, hidden, inner, generator=g).bfloat16() / 8
-    return nv.MoeLayer.from_bf16(options, gate=gate, up=up, down=down, device=device, max_tokens=64)
+    return nv.MoeLayer.from_bf16(options, gate=gate, up=up, down=down, device="cuda:0", max_tokens=64)
 
 
 # Runs that select: with one token to four each CTA selects for itself, with more a kernel does it before.
-@pytest.mark.parametrize("activation_format", ["bf16", "nvfp4"])
-@pytest.mark.parametrize("name", ["mixtral", "qwen3", "qwen2", "deepseek_v3", "llama4"])
-def test_a_layer_selects_for_itself(name: str, activation_format: str) -> None:
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
+def test_a_layer_selects_for_itself(name: str) -> None:
     config = CONFIGS[name]
-    layer = tiny_layer(config, activation_format, "cuda:0")
-    for tokens in (0, 1, 2, 4, 5, 64):
-        for dtype in DTYPES:
-            hidden = numbers(tokens, 128, torch.float32, 1).to("cuda", dtype)
-            logits = logits_of(tokens, config.num_experts, dtype, tokens).cuda()
-            arrays = on_gpu(arrays_of(config, tokens))
-            ids, weights = nv.select_experts(logits, config, **arrays)
-            expected = layer.run(hidden, ids, weights)
-            topk = (torch.full_like(ids, -9), torch.full_like(weights, -9.0))
-            actual = layer.run_logits(hidden, logits, config, topk=topk, **arrays)
-            as_bits = torch.int32 if dtype == torch.float32 else torch.int16
-            assert torch.equal(actual.view(as_bits), expected.view(as_bits)), (tokens, dtype)
-            assert torch.equal(topk[0], ids) and torch.equal(topk[1].view(torch.int32), weights.view(torch.int32))
+    layer = tiny_layer(config)
+    for tokens in (0, 1, 4, 5, 64):
+        hidden = numbers(tokens, 128, torch.bfloat16, 1).cuda()
+        logits, arrays = logits_of(tokens, config.num_experts, torch.float16, tokens), arrays_of(config, tokens)
+        logits, arrays = on_gpu(logits), on_gpu(arrays)
+        ids, weights = nv.select_experts(logits, config, **arrays)
+        expected = layer.run(hidden, ids, weights)
+        topk = (torch.full_like(ids, -9), torch.full_like(weights, -9.0))
+        actual = layer.run_logits(hidden, logits, config, topk=topk, **arrays)
+        assert torch.equal(actual.view(torch.int16), expected.view(torch.int16)), tokens
+        assert torch.equal(topk[0], ids) and torch.equal(topk[1].view(torch.int32), weights.view(torch.int32))
 
 
-def test_a_graph_of_a_layer_that_selects() -> None:
-    config = CONFIGS["qwen3"]
-    layer = tiny_layer(config, "bf16", "cuda:0")
-    layer.warmup()
-    for tokens in (1, 8):
-        hidden = numbers(tokens, 128, torch.bfloat16, 2).cuda()
-        logits = torch.zeros(tokens, config.num_experts, device="cuda")
-        out = torch.empty_like(hidden)
-        layer.run_logits(hidden, logits, config, out)
-        graph, _ = captured(functools.partial(layer.run_logits, hidden, logits, config, out))
-        for seed in range(3):
-            logits.copy_(numbers(tokens, config.num_experts, torch.float32, seed + 5))
-            graph.replay()
-            expected = layer.run(hidden, *nv.select_experts(logits, config))
-            assert torch.equal(out.view(torch.int16), expected.view(torch.int16))
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 3, 8, 9, 40])
-def test_router_gemm_gives_the_hosts_bits(tokens: int) -> None:
-    g = torch.Generator().manual_seed(tokens)
-    hidden = torch.randn(tokens, 2048, generator=g).bfloat16()
-    weight = torch.randn(128, 2048, generator=g).bfloat16()
-    for dtype in (torch.bfloat16, torch.float32):
-        expected = nv.router_gemm(hidden, weight, logits_dtype=str(dtype).removeprefix("torch."))
-        assert torch.equal(
-            torch.ops.nvfp4_moe.router_gemm(hidden.cuda(), weight.cuda(), logits_dtype=dtype).cpu(), expected
+def test_router_gemm_gives_the_hosts_bits() -> None:
+    for tokens, dtype in ((1, torch.bfloat16), (9, torch.float32)):
+        g = torch.Generator().manual_seed(tokens)
+        hidden, weight = (
+            torch.randn(tokens, 2048, generator=g).bfloat16(),
+            torch.randn(128, 2048, generator=g).bfloat16(),
         )
+        name = str(dtype).removeprefix("torch.")
+        actual = nv.router_gemm(hidden.cuda(), weight.cuda(), logits_dtype=name)
+        assert torch.equal(actual.cpu(), nv.router_gemm(hidden, weight, logits_dtype=name))
 
 
 def test_router_gemm_selection_and_layer_in_a_graph_behind_torch_s_kernels() -> None:
     """As in an engine, one of torch's kernels makes hidden in the same graph."""
     g = torch.Generator().manual_seed(3)
-    source = torch.randn(4, 2048, generator=g).cuda()
-    weight = torch.randn(128, 2048, generator=g).bfloat16().cuda()
-    config = nv.RouterConfig(128, 8, renormalize=True)
+    config = CONFIGS["qwen3"]
+    layer, weight = tiny_layer(config), torch.randn(128, 128, generator=g).bfloat16().cuda()
+    layer.warmup()
+    for tokens in (1, 8):
+        source = torch.randn(tokens, 128, generator=g).cuda()
 
-    def step() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        logits = nv.router_gemm((source * 0.5).bfloat16(), weight)
-        return logits, *nv.select_experts(logits, config)
+        def step(source: torch.Tensor = source) -> tuple[torch.Tensor, ...]:
+            hidden = (source * 0.5).bfloat16()
+            logits = nv.router_gemm(hidden, weight)
+            return hidden, logits, *nv.select_experts(logits, config), layer.run_logits(hidden, logits, config)
 
-    step()
-    graph, made = captured(step)
-    for seed in range(5):
-        values = torch.randn(4, 2048, generator=torch.Generator().manual_seed(seed))
-        source.copy_(values)
-        graph.replay()
-        logits = nv.router_gemm((values * 0.5).bfloat16(), weight.cpu())
-        for got, expected in zip(made, (logits, *nv.select_experts(logits, config)), strict=True):
-            assert torch.equal(got.cpu(), expected)
+        step()
+        graph, (hidden, logits, ids, weights, out) = captured(step)
+        for _ in range(5):
+            source.copy_(torch.randn(tokens, 128, generator=g))
+            graph.replay()
+            assert torch.equal(logits.cpu(), nv.router_gemm(hidden.cpu(), weight.cpu()))
+            assert same((ids, weights), nv.select_experts(logits.cpu(), config))
+            assert torch.equal(out.view(torch.int16), layer.run(hidden, ids, weights).view(torch.int16))

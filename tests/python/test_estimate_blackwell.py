@@ -52,18 +52,13 @@ def test_the_loop_over_k_is_the_shortest_with_all_products():
         "families": {"OMMA": 2, "BRA": 2, "LDS": 1, "LDSM": 1},
     }
     assert sass_loops.loop_over_k(LISTING, "UTCOMMA") is None
-    assert sass_loops.loop_over_k("", "OMMA") is None
-
-
-def launch(k_blocks: float, octets: float) -> dict[str, float]:
-    return {"longest_k_blocks": k_blocks, "longest_octet_k_blocks": octets}
 
 
 def test_a_full_tile_takes_the_clocks_of_its_multiply_adds():
     """One k-block of 256: 128 x 128 x 256 multiply-adds, 18 KiB of weights and 128 rows of 144 bytes."""
     rtx = estimate.clocks_of_longest_cta(
-        estimate.CHIPS["RTX 5090"], {"tile_n": 128, "block_k": 256}, launch(1, 16),
-        {"instructions": 268, "before_first_load": 36},
+        estimate.CHIPS["RTX 5090"], {"tile_n": 128, "block_k": 256},
+        {"longest_k_blocks": 1, "longest_octet_k_blocks": 16}, {"instructions": 268, "before_first_load": 36},
     )  # fmt: skip
     assert rtx["products"] == 128 * 128 * 256 / 2048
     assert rtx["L2 to shared memory"] == (18432 + 128 * 144) / 64
@@ -71,20 +66,6 @@ def test_a_full_tile_takes_the_clocks_of_its_multiply_adds():
     assert rtx["instructions"] == 2 * 268
     # Each of two columns of warps reads all weights, each of four rows of warps the rows of its column.
     assert rtx["shared memory"] == (2 * 18432 + 4 * 128 * 144) / 128
-    b200 = estimate.clocks_of_longest_cta(
-        estimate.CHIPS["B200"], {"tile_n": 192, "block_k": 256}, launch(2, 48), {"clocks_of_one_warp": 237}
-    )
-    assert b200["products"] == 2 * 128 * 192 * 256 / 16384
-    assert b200["instructions"] == 2 * 237
-    assert b200["shared memory"] == 2 * (128 + 192) * 128 / 128
-
-
-@pytest.mark.parametrize("name", list(estimate.CHIPS))
-def test_a_chips_figures_agree_with_each_other(name):
-    chip = estimate.CHIPS[name]
-    rate = chip["multiprocessors"] * chip["clock_ghz"] * 1e9 * 2 * chip["macs"]
-    assert rate == pytest.approx(chip["fp4_pflop_s"] * 1e15, rel=0.01)
-    assert chip["from"]
 
 
 @pytest.fixture(scope="module")
@@ -92,23 +73,16 @@ def result():
     return json.loads(RESULT.read_text())
 
 
-def test_the_recorded_estimate_follows_from_its_plans_and_machine_code(result):
+def test_the_recorded_estimate_and_its_page_follow_from_its_plans_and_machine_code(result):
     again = estimate.estimate(result["plans"], result["machine_code"], json.loads(estimate.RECORD.read_text()))
     assert {key: result[key] for key in again} == again
     assert result["chips"] == json.loads(json.dumps(estimate.CHIPS))
     assert "was measured on such a chip" in result["what"] and "no figure" in result["what"]
     assert RESULT.read_text() == records.text(result)
-
-
-def test_no_layer_is_estimated_below_its_floor(result):
     for cell in result["cells"]:
         assert cell["layer_us"] > cell["floor_us"], cell
-        assert cell["layer_us"] > cell["gemms_us"] > 0
     for one in result["trial_on_h200"]:
         assert 0.75 < one["estimate_us"] / one["measured_us"] < 1.25, "the docs say how far it may be trusted"
-
-
-def test_the_page_has_the_tables_of_the_record(result):
     page = PAGE.read_text().splitlines()
     for line in "\n".join(estimate.tables(result)).splitlines():
         if line.strip():

@@ -10,29 +10,16 @@ import pytest
 PAGE = Path(__file__).resolve().parents[2] / "docs/benchmarks.md"
 
 
-@pytest.mark.parametrize("kind", list(estimate.MEASURED))
-def test_the_line_is_within_a_fifth_of_what_was_measured(kind):
+def test_the_lines_are_near_what_was_measured_and_work_that_is_known():
     times = {"all_reduce": estimate.all_reduce_us, "all_to_all": lambda size, ranks: estimate.all_to_all_us(
         estimate.wire_bytes("all_to_all", size, ranks), ranks)}  # fmt: skip
-    for size, us in estimate.MEASURED[kind]:
-        assert times[kind](size, estimate.MEASURED_RANKS) == pytest.approx(us, rel=0.205), size
-
-
-def test_the_line_through_a_line_is_that_line(monkeypatch):
-    points = [(size, 7 + estimate.wire_bytes("all_to_all", size, 4) / 1000) for size in (1e3, 1e5, 1e7)]
-    monkeypatch.setitem(estimate.MEASURED, "all_to_all", points)
-    assert estimate.line("all_to_all") == pytest.approx((7, 1000))
-
-
-def test_a_nic_is_waited_for_where_it_is_slower_than_nvlink():
-    """1 GB from one of 16 ranks: 8 of 15 blocks cross at 45 GB/s."""
+    for kind, measured in estimate.MEASURED.items():
+        for size, us in measured:
+            assert times[kind](size, estimate.MEASURED_RANKS) == pytest.approx(us, rel=0.205), (kind, size)
+    # 1 GB from one of 16 ranks: 8 of 15 blocks cross at 45 GB/s.
     us = estimate.all_to_all_us(1e9, 16)
     assert us == pytest.approx(1e9 * 8 / 15 / 45_000 + estimate.line("all_to_all")[0] + 8 + 8 * 0.3)
-    assert us > 3 * estimate.all_to_all_us(1e9, 8)
-
-
-def test_records_ranks_and_slots():
-    """docs/explanation/expert-parallel.md, section 3; ParallelRun.TheWireCarriesCodesAndScales counts the bytes."""
+    # docs/explanation/expert-parallel.md, section 3; ParallelRun.TheWireCarriesCodesAndScales counts the bytes.
     assert estimate.record_bytes({"hidden": 7168, "top_k": 8}) == 4112
     assert estimate.other_ranks_of_a_token({"top_k": 1}, 4) == pytest.approx(3 / 4)
     assert estimate.uneven_slots({"experts": 384}, 256) == pytest.approx(2 / 1.5)

@@ -59,22 +59,6 @@ def test_a_wrong_sum_ends_it():
         exchange.check()
 
 
-def test_routings_draw_distinct_experts():
-    bench = bench_script
-    sizes = bench.Sizes(HIDDEN, 16, 4)
-    for routing in bench.ROUTINGS:
-        ids = bench.draw_ids(sizes, 500, routing, 4, 7)
-        assert all(len(set(row)) == 4 for row in ids.tolist())
-        counts = torch.bincount(ids.flatten(), minlength=16)
-        if routing == "hot":
-            assert counts[4:].sum() == 0
-        else:
-            assert counts.min() > 0
-            assert (counts.max() > 3 * counts.min()) == (routing == "zipf")
-    with pytest.raises(SystemExit, match="--top-k"):
-        bench.draw_ids(bench.Sizes(HIDDEN, 8, 4), 1, "hot", 4, 7)
-
-
 def test_it_says_what_it_needs():
     ranks = launch("--experts", "7")
     assert [rank.returncode for rank in ranks] == [2, 2]

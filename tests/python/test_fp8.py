@@ -38,6 +38,10 @@ def linear(codes: np.ndarray, scales: np.ndarray, backend: str, tensor_scale: fl
     )
 
 
+def exact_values(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    return np.where(codes & 8, -1.0, 1.0) * E2M1[codes & 7] * np.repeat(E4M3[scales], 16, -1)
+
+
 def identity(size: int, backend: str, **options) -> nv.Nvfp4Linear:
     """Weights of one on the diagonal: code 2 under a block scale of 1."""
     return linear(2 * np.eye(size, dtype=np.uint8), np.full((size, size // 16), 0x38), backend, **options)
@@ -98,7 +102,7 @@ def test_every_weight_under_every_shift(backend, count):
         codes = np.tile(np.arange(16, dtype=np.uint8), (128, 4))
         scales = np.tile(np.minimum(np.arange(128), largest)[:, None], 4)
         layer = linear(codes, scales, backend, tensor_scale=0.5)
-        exact = np.where(codes & 8, -1.0, 1.0) * E2M1[codes & 7] * np.repeat(E4M3[scales], 16, -1)
+        exact = exact_values(codes, scales)
         shift = -15
         while 6 * E4M3[largest] * 2.0**-shift > 448:
             shift += 1
@@ -117,23 +121,8 @@ def test_every_weight_under_every_shift(backend, count):
 
 
 @pytest.mark.parametrize("backend", HOSTS)
-def test_powers_of_two_over_fifteen_octaves_are_exact(backend):
-    """The weights that an MXFP4 source packs to. A code of 0.5 under a block scale 15 octaves below the largest is
-    2^-10 in E4M3, half of the least number there."""
-    rng = np.random.default_rng(2)
-    codes = rng.integers(0, 16, (96, 256), dtype=np.uint8)
-    for first, count_of, exact in ((-6, 15, True), (-7, 15, True), (-8, 16, False)):
-        octaves = first + rng.integers(0, count_of, (96, 16))
-        octaves[0, 0], octaves[1, 1] = first, first + count_of - 1
-        scales = (2.0**octaves).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-        codes[0, :16] = 1
-        told = linear(codes, scales, backend).describe()["fp8_weights"]
-        assert (told["inexact"] == 0) == exact, (first, told)
-
-
-@pytest.mark.parametrize("backend", HOSTS)
-@pytest.mark.parametrize("cols", [16, 48, 64, 208, 1024])
-@pytest.mark.parametrize("tokens", [1, 3, 4, 5, 8, 9, 17, 140])
+@pytest.mark.parametrize("cols", [16, 208, 1024])
+@pytest.mark.parametrize("tokens", [1, 4, 9, 140])
 def test_linears_in_float64(backend, cols, tokens):
     """Exact products, and sums within the bound of one element (docs/explanation/numerics.md, section 7)."""
     rng = np.random.default_rng(cols + tokens)
@@ -141,29 +130,19 @@ def test_linears_in_float64(backend, cols, tokens):
     codes = rng.integers(0, 16, (rows, cols), dtype=np.uint8)
     scales = rng.integers(0, 0x7F, (rows, cols // 16), dtype=np.uint8)
     x = (rng.standard_normal((tokens, cols)) * np.exp2(rng.integers(-12, 12, (tokens, cols)))).astype(np.float32)
-    x[0, cols // 2] = 0
     layer = linear(codes, scales, backend, tensor_scale=0.37)
     out = np.empty((tokens, rows), dtype=np.float32)
     layer.run(x, out=out)
     scale = np.exp2(np.ceil(np.log2(np.abs(x).max(-1, keepdims=True).astype(np.float64) / 448)))
     x8 = to_e4m3(x / scale)
     shift = layer.describe()["fp8_weights"]["least_shift"]
-    exact = np.where(codes & 8, -1.0, 1.0) * E2M1[codes & 7] * np.repeat(E4M3[scales], 16, -1)
-    w8 = to_e4m3(exact * 2.0**-shift)
+    w8 = to_e4m3(exact_values(codes, scales) * 2.0**-shift)
     alpha = np.float32(scale * (float(np.float32(0.37)) * 2.0**shift)).astype(np.float64)
     value = (x8 @ w8.T) * alpha  # sums of whole units of 2^-18 below 2^46: exact
     if backend == "reference":
         assert np.array_equal(out, value.astype(np.float32))
     bound = alpha * (np.abs(x8) @ np.abs(w8).T) * (cols / 16 + 1) * 2.0**-22 + np.abs(value) * 2.0**-24
     assert (np.abs(out - value) <= bound).all()
-
-
-def test_what_it_refuses_is_named():
-    codes, scales = np.zeros((16, 16), dtype=np.uint8), np.zeros((16, 1))
-    with pytest.raises(ValueError, match="expected dynamic_token or static with activation_format fp8"):
-        linear(codes, scales, "auto", activation_scale="compat", input_scale=1.0)
-    with pytest.raises(ValueError, match="expected dynamic_token or fixed with activation_format fp8"):
-        nv.MoeConfig(**SHAPE, intermediate_scale="compat")
 
 
 @pytest.mark.parametrize("backend", HOSTS)

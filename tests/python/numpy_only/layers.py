@@ -68,7 +68,7 @@ def stacked(experts: list[dict]) -> dict[str, tuple[np.ndarray, ...]]:
     }
 
 
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def decoded(codes: np.ndarray, scales: np.ndarray, tensor_scale: float) -> np.ndarray:

@@ -24,15 +24,14 @@ def test_inspect(model):
 @pytest.mark.parametrize("form", ["modelopt", "compressed-tensors"])
 def test_quantize_and_read_back(model, form, tmp_path):
     directory, tensors = model
-    seen = []
-    done = nv.quantize_checkpoint(
-        directory, tmp_path / "out", output_format=form, progress=lambda p: seen.append(p) or None
-    )
-    assert [layer["layer"] for layer in done["layers"]] == [0, 1] and seen
+    done = nv.quantize_checkpoint(directory, tmp_path / "out", output_format=form)
+    assert [layer["layer"] for layer in done["layers"]] == [0, 1]
     told = nv.inspect(tmp_path / "out")
     assert told["format"] == form and set(told["statistics"]) == {0, 1}
+    loaded = nv.load_expert(tmp_path / "out", 1, 3)
+    assert loaded["gate"]["tensor_scale"] == loaded["up"]["tensor_scale"]
     for name, part in (("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down")):
-        ours = nv.load_expert(tmp_path / "out", 1, 3)[part]
+        ours = loaded[part]
         x = from_bf16(tensors[f"model.layers.1.mlp.experts.3.{name}.weight"])
         codes, scales, _ = nv.quantize(x, tensor_scale=ours["tensor_scale"])
         if form == "modelopt":  # compressed-tensors stores the reciprocal: a scale an ulp away may move a code
@@ -43,27 +42,31 @@ def test_quantize_and_read_back(model, form, tmp_path):
         assert y.shape == x.shape and (np.abs(y - x) <= amax / 6 * (1 + 1 / 16)).all()
 
 
+def test_options_and_slices(model, tmp_path):
+    done = nv.quantize_checkpoint(model[0], tmp_path, layers=[0], share_gate_up_scale=False)
+    assert [layer["layer"] for layer in done["layers"]] == [0]
+    whole, part = nv.load_expert(tmp_path, 0, 2), nv.load_expert(tmp_path, 0, 2, first=16, count=32)
+    assert whole["gate"]["tensor_scale"] != whole["up"]["tensor_scale"]
+    assert (part["up"]["codes"] == whole["up"]["codes"][16:48]).all()
+    assert (part["down"]["codes"] == whole["down"]["codes"][:, 8:24]).all()
+
+
 def test_progress_cancels(model, tmp_path):
-    with pytest.raises(nv.Cancelled):
-        nv.quantize_checkpoint(model[0], tmp_path / "out", progress=lambda _: False)
-    with pytest.raises(ZeroDivisionError):
-        nv.quantize_checkpoint(model[0], tmp_path / "out2", progress=lambda _: 1 / 0)
-    with pytest.raises(TypeError):
-        nv.quantize_checkpoint(model[0], tmp_path / "out3", progress=3)
+    for answer, kind in ((lambda _: False, nv.Cancelled), (lambda _: 1 / 0, ZeroDivisionError), (3, TypeError)):
+        with pytest.raises(kind):
+            nv.quantize_checkpoint(model[0], tmp_path / "out", progress=answer)
 
 
 def test_an_error_names_the_finding_behind_it(model, tmp_path):
-    done = nv.quantize_checkpoint(model[0], tmp_path, layers=[0])
-    assert [layer["layer"] for layer in done["layers"]] == [0]
+    nv.quantize_checkpoint(model[0], tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     data = bytearray(file.read_bytes())
     begin = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:begin])
     data[begin + header["model.layers.0.mlp.experts.2.up_proj.weight_scale"]["data_offsets"][0]] = 0x7F
     file.write_bytes(data)
-    (finding,) = [found["id"] for found in nv.inspect(tmp_path)["findings"] if found["severity"] == "error"]
-    for load in (nv.load_expert, nv.MoeLayer.from_checkpoint):
+    for load in (lambda: nv.load_expert(tmp_path, 0, 2), lambda: nv.MoeLayer.from_checkpoint(tmp_path, 0)):
         with pytest.raises(nv.BadInput, match=r"layer 0 expert 2 .*: expected .* \[block_scale_nan\]") as told:
-            load(tmp_path, 0, 2) if load is nv.load_expert else load(tmp_path, 0)
-        assert told.value.finding == finding == "block_scale_nan"
+            load()
+        assert told.value.finding == "block_scale_nan"
     assert nv.load_expert(tmp_path, 0, 1)

@@ -87,22 +87,17 @@ shared_layer: nv.MoeLayer | None = None
 
 
 def run_shared(seed: int) -> np.ndarray:
-    assert shared_layer is not None
     return shared_layer.run(*batch(8, seed)) + layer().run(*batch(8, seed))
 
 
 @forks
-def test_multiprocessings_workers_share_a_layer_by_fork(attacked):
-    global shared_layer
-    shared_layer = layer()
-    try:
-        expected = [run_shared(seed) for seed in range(6)]
-        with running(shared_layer), multiprocessing.get_context("fork").Pool(2) as pool:
-            attacked(len(multiprocessing.active_children()))
-            for a, b in zip(pool.map_async(run_shared, range(6)).get(timeout=60), expected, strict=True):
-                assert np.array_equal(a, b)
-    finally:
-        shared_layer = None
+def test_multiprocessings_workers_share_a_layer_by_fork(attacked, monkeypatch):
+    monkeypatch.setitem(globals(), "shared_layer", layer())
+    expected = [run_shared(seed) for seed in range(6)]
+    with running(shared_layer), multiprocessing.get_context("fork").Pool(2) as pool:
+        attacked(len(multiprocessing.active_children()))
+        for a, b in zip(pool.map_async(run_shared, range(6)).get(timeout=60), expected, strict=True):
+            assert np.array_equal(a, b)
 
 
 # ---- programs of their own: signals, and the interpreter's end
@@ -144,12 +139,7 @@ def program(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 # Definitions of work, by the call that Ctrl-C has to end.
 CALLS = {
-    "opening from floats": f"""
-experts, hidden, inner = 1500, 1024, 1024
-{MANY}
-work = lambda: nv.MoeLayer.from_bf16(cfg, **stack, max_tokens=4)
-""",
-    "opening from floats with progress": f"""
+    "opening from floats, with progress": f"""
 experts, hidden, inner = 1500, 1024, 1024
 {MANY}
 work = lambda: nv.MoeLayer.from_bf16(cfg, **stack, max_tokens=4, progress=lambda report: None)
@@ -208,20 +198,18 @@ experts, hidden, inner = 150, 512, 512
 {MANY}
 layer = nv.MoeLayer.from_bf16(cfg, **stack, max_tokens=4)
 signal.setitimer(signal.ITIMER_REAL, 0)
-print(len(received))
-print(layer.run(np.ones((1, hidden), np.float32), np.zeros((1, 1), int), np.ones((1, 1), np.float32)).shape)
+print(len(received), layer.expert_count)
 """
     )
     assert done.returncode == 0, done.stderr
-    received, shape = done.stdout.splitlines()
-    assert int(received) > 1, "in the middle of the call, not only after it"
-    assert shape == "(1, 512)"
-    attacked(int(received))
+    received, experts = map(int, done.stdout.split())
+    assert received > 1, "in the middle of the call, not only after it"
+    assert experts == 150
+    attacked(received)
 
 
 LOOPS = {
     "run": "one = layer(); inputs = batch(16)\ndef work(): one.run(*inputs)",
-    "run through the operators of formats": "x = np.ones((64, 64), np.float32)\ndef work(): nv.dequantize(*nv.quantize(x))",
     "open with progress": """
 import layers
 def work():

@@ -8,10 +8,8 @@ import shutil
 import numpy as np
 import nvfp4_moe as nv
 import pytest
-from layers import decoded, from_bf16, plain_layer, relative_l2, stacked
+from layers import batch, decoded, from_bf16, plain_layer, relative_l2, stacked
 from qwen3_moe import EXPERTS, HIDDEN, SHAPES, write_safetensors
-
-TOKENS = 12
 
 
 @pytest.fixture
@@ -22,10 +20,8 @@ def source(tmp_path):
 
 def error(model, directory, layer=1, **reading):
     """Returns the relative error of a layer, as it is read, against float64 with one tensor scale per expert."""
-    random = np.random.default_rng(3)
-    hidden = random.standard_normal((TOKENS, HIDDEN)).astype(np.float16).astype(np.float32)
-    ids = np.stack([random.permutation(EXPERTS)[:2] for _ in range(TOKENS)]).astype(np.int32)
-    weights = random.random(ids.shape).astype(np.float32)
+    hidden, ids, weights = batch(12)
+    hidden, ids = hidden.astype(np.float16).astype(np.float32), ids % EXPERTS
     stacks = stacked([nv.load_expert(model[0], layer, expert) for expert in range(EXPERTS)])
     for expert in range(EXPERTS):
         for stack, name in zip(stacks.values(), SHAPES, strict=True):
@@ -35,7 +31,7 @@ def error(model, directory, layer=1, **reading):
     return relative_l2(opened.run(hidden, ids, weights), plain_layer(stacks, hidden, ids, weights))
 
 
-def write_stacks(model, directory, order, **more):
+def write_stacks(model, directory, order):
     """Writes all experts under an engine's names, with gate and up in one tensor."""
     shutil.copy(model[0] / "config.json", directory)
     tensors = {}
@@ -47,48 +43,37 @@ def write_stacks(model, directory, order, **more):
         both = {"gate_first": [gate, up], "up_first": [up, gate]}.get(order)
         rows = np.stack([gate, up], 2).reshape(EXPERTS, -1, HIDDEN) if both is None else np.concatenate(both, 1)
         tensors |= {f"{stem}.w13_weight": rows, f"{stem}.w2_weight": down}
-    write_safetensors(directory / "model.safetensors", {**tensors, **more})
-
-
-def test_w13_is_gate_first_in_a_family_of_silu(model, tmp_path):
-    write_stacks(model, tmp_path, "gate_first")
-    assert error(model, tmp_path) < 2e-2
+    write_safetensors(directory / "model.safetensors", tensors)
 
 
 @pytest.mark.parametrize("order", ["gate_first", "up_first", "interleaved"])
 def test_the_order_of_gate_and_up_is_the_callers(model, source, order):
     write_stacks(model, source, order)
-    assert error(model, source, gate_up_order=order) < 2e-2
+    cache, out = source.parent / "cache", source.parent / "out"
+    by_default = error(model, source, cache_directory=cache)  # gate first, as in the family's own checkpoints
+    assert by_default < 2e-2 if order == "gate_first" else by_default > 0.2
+    for _ in range(2):  # a cached layer has the order it was opened with
+        assert error(model, source, cache_directory=cache, gate_up_order=order) < 2e-2
     opened = nv.Checkpoint(str(source), gate_up_order=order)
     assert error(model, opened) < 2e-2
     with pytest.raises(ValueError, match="expected neither with an open Checkpoint"):
         nv.MoeLayer.from_checkpoint(opened, 1, gate_up_order=order)
-    nv.quantize_checkpoint(source, source.parent / "out", gate_up_order=order, share_gate_up_scale=False)
-    assert error(model, source.parent / "out") < 2e-2
+    nv.quantize_checkpoint(source, out, gate_up_order=order, share_gate_up_scale=False)
+    assert error(model, out) < 2e-2
     with pytest.raises(ValueError, match="gate_up_order: expected one of gate_first, up_first, interleaved"):
         nv.inspect(source, gate_up_order="up")
 
 
-def test_a_cached_layer_has_the_order_it_was_opened_with(model, source):
-    write_stacks(model, source, "up_first")
-    cache = source.parent / "cache"
-    assert error(model, source, cache_directory=cache) > 0.2  # gate first, as in the family's own checkpoints
-    for _ in range(2):
-        assert error(model, source, cache_directory=cache, gate_up_order="up_first") < 2e-2
-
-
-@pytest.mark.parametrize("name", ["experts.1.up_proj.lora_A.weight", "experts.output_scale", "experts.1.rotation"])
-def test_a_tensor_that_no_format_has_is_refused_or_accepted(model, tmp_path, name):
+def test_a_tensor_that_no_format_has_is_refused_or_accepted(model, tmp_path):
     shutil.copy(model[0] / "config.json", tmp_path)
-    other = {f"model.layers.1.mlp.{name}": np.zeros(4, np.uint16)}
-    write_safetensors(tmp_path / "model.safetensors", {**model[1], **other})
+    name = "model.layers.1.mlp.experts.1.up_proj.lora_A.weight"
+    write_safetensors(tmp_path / "model.safetensors", {**model[1], name: np.zeros(4, np.uint16)})
     with pytest.raises(nv.Unsupported, match=r"accept_tensors.*\[unknown_expert_tensor\]"):
         nv.MoeLayer.from_checkpoint(tmp_path, 1)
     found = {finding["id"]: finding for finding in nv.inspect(tmp_path)["findings"]}
-    assert found["unknown_expert_tensor"]["severity"] == "error"
-    assert found["unknown_expert_tensor"]["tensor"] == f"model.layers.1.mlp.{name}"
+    assert (found["unknown_expert_tensor"]["severity"], found["unknown_expert_tensor"]["tensor"]) == ("error", name)
     nv.MoeLayer.from_checkpoint(tmp_path, 0)
-    assert error(model, tmp_path, accept_tensors=[f"*.{name.split('.')[-1]}"]) < 2e-2
+    assert error(model, tmp_path, accept_tensors=["*.lora_A.weight"]) < 2e-2
     found = {finding["id"] for finding in nv.inspect(tmp_path, accept_tensors=["*"])["findings"]}
     assert "accepted_tensor" in found and "unknown_expert_tensor" not in found
 
@@ -97,20 +82,14 @@ def test_the_index_decides_which_copy_is_read(model, source):
     shutil.copy(model[0] / "config.json", source)
     overlay = {name: tensor for name, tensor in model[1].items() if ".layers.1.mlp.experts.2." in name}
     stale = {name: np.full_like(tensor, 0x4000) for name, tensor in overlay.items()}
-    leftover = {"model.layers.1.mlp.experts.gate_up_proj": np.zeros((EXPERTS, 96, HIDDEN), np.uint16)}
-    write_safetensors(source / "base.safetensors", {**model[1], **stale, **leftover})
+    write_safetensors(source / "base.safetensors", {**model[1], **stale})
     write_safetensors(source / "overlay.safetensors", overlay)
     where = {name: "overlay.safetensors" if name in overlay else "base.safetensors" for name in model[1]}
     index = source / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {"total_size": float("nan")}, "weight_map": where}))
     assert error(model, source) < 2e-2
-    found = {finding["id"]: finding["count"] for finding in nv.inspect(source)["findings"]}
-    assert found["superseded_tensor"] == 3 and found["unindexed_tensor"] == 1
     nv.quantize_checkpoint(source, source.parent / "out", share_gate_up_scale=False)
     assert error(model, source.parent / "out") < 2e-2
-    index.unlink()
-    with pytest.raises(nv.BadInput, match="holds it too"):
-        nv.inspect(source)
 
 
 def test_numbers_that_only_python_writes(model, source):
@@ -121,9 +100,3 @@ def test_numbers_that_only_python_writes(model, source):
     assert error(model, source) < 2e-2
     nv.quantize_checkpoint(source, source.parent / "out", share_gate_up_scale=False)
     assert json.loads((source.parent / "out/config.json").read_text())["time_step_limit"] == [0.0, float("inf")]
-    (source / "config.json").write_text(json.dumps({**config, "moe_intermediate_size": float("inf")}))
-    with pytest.raises(nv.BadInput, match="moe_intermediate_size: expected an integer .* got Infinity"):
-        nv.inspect(source)
-    (source / "config.json").write_text(json.dumps(config).replace("NaN", "None"))
-    with pytest.raises(nv.BadInput, match="syntax error at 'None', key 'jitter'"):
-        nv.inspect(source)

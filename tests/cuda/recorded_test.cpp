@@ -114,6 +114,7 @@ std::vector<uint8_t> activations(const ActivationBuffers& from, const std::vecto
     case ActivationFormat::kFp8: arrays = {{from.fp8, k}, {from.row_scale, 4}}; break;
     default: arrays = {{from.bf16, 2 * k}};
   }
+  if (rows.empty()) return {};
   row_bytes = 1;
   for (const auto& [first, bytes] : arrays) row_bytes += static_cast<size_t>(bytes);
   std::vector<uint8_t> all;

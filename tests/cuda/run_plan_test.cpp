@@ -141,10 +141,6 @@ void expect_neighbours_agree(const MoeOptions& layer, const RunFacts& facts) {
   EXPECT_EQ(plan.routed.gemm2.config, gemm1.config);
   EXPECT_EQ(plan.hidden.into_rows, gemm1.rows == RowSource::kInRows);
   EXPECT_EQ(plan.combine.counts_hidden, plan.fused_route_quantize);
-  // combine of a small batch reads the rows themselves
-  if (plan.combine.reads_flags) {
-    EXPECT_TRUE(gemm1.flags_nonfinite && facts.tokens > kSmallCombineTokens);
-  }
   if (plan.hidden.into_rows) {
     EXPECT_EQ(layer.shared_intermediate_size, 0) << "the shared expert reads hidden once a token";
   }
@@ -224,6 +220,19 @@ TEST(RunPlan, Gemm2RequantizesSmallBatches) {
   layer.shared_intermediate_size = 2048;
   EXPECT_EQ(plan_of(layer, {.tokens = 4}).shared.requantize.kernel, QuantizeKernel::kByGemm2);
   EXPECT_EQ(plan_of(layer, {.tokens = 5}).shared.requantize.kernel, QuantizeKernel::kVec8Cta);
+}
+
+// gemm1 reports nonfinite rows to combine if its rows come by TMA and nothing quantizes them. A
+// small batch's combine reads the rows themselves.
+TEST(RunPlan, CombineReadsFlagsOfManyTokens) {
+  MoeOptions layer = options();
+  layer.activation_format = ActivationFormat::kBf16;
+  for (const int64_t tokens : {kSmallCombineTokens, kSmallCombineTokens + 1}) {
+    EXPECT_FALSE(plan_of(layer, {.tokens = tokens}, 0).combine.reads_flags);
+    const RunPlan plan = plan_of(layer, {.tokens = tokens}, 1);
+    EXPECT_TRUE(plan.routed.gemm1.flags_nonfinite);
+    EXPECT_EQ(plan.combine.reads_flags, tokens > kSmallCombineTokens) << tokens;
+  }
 }
 
 TEST(RunPlan, BatchInvarianceNeverSplitsK) {

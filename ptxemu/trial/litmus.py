@@ -67,21 +67,6 @@ LITMUS = [
         {"block": 64},
     ),
     Litmus(
-        "a named barrier",
-        """
-	@%p2 bra first;
-	bar.sync 3, 64;
-	ld.shared.u32 %r10, [%r6];
-	bra done;
-first:
-	st.shared.u32 [%r4], %r1;
-	bar.arrive 3, 64;
-done:
-""",
-        [("bar.sync 3, 64;", "bar.arrive 3, 64;", "st.shared.u32 [%r4]", "ld.shared.u32 %r10", BARRIER)],
-        {"block": 64},
-    ),
-    Litmus(
         "two readers and a writer",
         """
 	shr.u32 %r9, %r1, 5; setp.eq.u32 %p4, %r9, 2; setp.eq.u32 %p5, %r9, 1;
@@ -149,7 +134,6 @@ done:
             ("ld.acquire.gpu", "ld.relaxed.gpu", "ld.global.u32 %r10", "st.global.u32 [%rd_o]", BARRIER),
             ("st.release.gpu", "st.release.cta", "ld.global.u32 %r10", "st.global.u32 [%rd_o]", BARRIER),
             ("ld.acquire.gpu", "ld.acquire.cta", "ld.acquire.cta", "st.release.gpu", BARRIER),
-            ("st.release.gpu", "st.release.cta", "ld.acquire.gpu", "st.release.cta", BARRIER),
             ("ld.acquire.gpu", "ld.volatile", "ld.global.u32 %r10", "st.global.u32 [%rd_o]", BARRIER),
             ("st.release.gpu.global.u32", "st.global.u32", "ld.acquire.gpu", "st.global.u32 [%rd_a]",
              "(one of the two is not atomic)"),
@@ -173,7 +157,6 @@ done:
 """,
         [
             ("membar.gl;", "", "ld.global.u32 %r10", "st.global.u32 [%rd_o]", BARRIER),
-            ("membar.gl;", "membar.cta;", "ld.global.u32 %r10", "st.global.u32 [%rd_o]", BARRIER),
             ("fence.acq_rel.gpu;", "", "ld.global.u32 %r10", "st.global.u32 [%rd_o]", BARRIER),
             ("fence.acq_rel.gpu;", "fence.acq_rel.cluster;", "ld.global.u32 %r10", "st.global.u32 [%rd_o]", BARRIER),
         ],
@@ -218,7 +201,6 @@ counted:
 done:
 """,
         [
-            ("atom.acq_rel.gpu", "atom.relaxed.gpu", "ld.global.u32 %r12", "st.global.u32 [%rd6]", BARRIER),
             ("atom.acq_rel.gpu", "atom.acquire.gpu", "ld.global.u32 %r12", "st.global.u32 [%rd6]", BARRIER),
             ("atom.acq_rel.gpu", "atom.release.gpu", "ld.global.u32 %r12", "st.global.u32 [%rd6]", BARRIER),
             ("bar.sync 0;", "", "ld.global.u32 %r12", "st.global.u32 [%rd6]", BARRIER),

@@ -86,18 +86,6 @@ done:
         {"block": 64},
     ),
     Litmus(
-        "copies before and after a wait for all",
-        """
-	shl.b32 %r9, %r1, 4; add.u32 %r9, %r2, %r9; mul.wide.u32 %rd5, %r1, 16; add.s64 %rd6, %rd_a, %rd5;
-	cp.async.ca.shared.global [%r9], [%rd6], 16; cp.async.wait_all;
-	cp.async.ca.shared.global [%r9+2048], [%rd6], 16;
-	cp.async.wait_all; // of the second
-	ld.shared.u32 %r10, [%r9+2048];
-""",
-        [("cp.async.wait_all; // of the second", "", "ld.shared.u32 %r10", "[%r9+2048], [%rd6]",
-          "a cp.async.wait_group")],
-    ),
-    Litmus(
         "cp.async that arrives at an mbarrier",
         INIT.replace("COUNT", "32")
         + """

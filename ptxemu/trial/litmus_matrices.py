@@ -115,27 +115,6 @@ TENSOR = with_tensor_memory(
     + wait("%r8", 1, "second"),
 )
 
-# The same order by an mbarrier whose operations are relaxed: the fences of tcgen05 are enough for tcgen05.
-RELAXED = with_tensor_memory(
-    32,
-    """
-	@%p2 bra again;
-	tcgen05.st.sync.aligned.32x32b.x2.b32 [%r11], {%r1, %r1};
-	tcgen05.wait::st.sync.aligned;
-	tcgen05.fence::before_thread_sync; // of st
-	mbarrier.arrive.relaxed.cluster.shared::cta.b64 %rd4, [%r8];
-	bra end;
-"""
-    + wait("%r8", 0, "again").replace("parity.", "parity.relaxed.cluster.")
-    + """
-	setp.ne.u32 %p6, %r1, 32; @%p6 bra end;
-	tcgen05.fence::after_thread_sync; // of st
-"""
-    + operands(add=True)
-    + product("%r8+8")
-    + wait("%r8+8", 0, "end"),
-)
-
 # A stage that one warp writes, another's product reads, and a third writes again. The third is ordered after the
 # first one's writes only by the commit.
 STAGE = with_tensor_memory(
@@ -174,19 +153,6 @@ LITMUS += [
         "sm_100a",
     ),
     Litmus(
-        "tcgen05 by a relaxed mbarrier",
-        RELAXED,
-        [
-            ("tcgen05.fence::before_thread_sync; // of st", "", "tcgen05.mma", "tcgen05.st", ""),
-            ("tcgen05.fence::after_thread_sync; // of st", "", "tcgen05.mma", "tcgen05.st", ""),
-            ("tcgen05.wait::st.sync.aligned;", "", "tcgen05.mma", "tcgen05.st", ""),
-            ("tcgen05.fence::after_thread_sync; // of dealloc", "", "tcgen05.dealloc", "tcgen05.mma",
-             "tcgen05.fence::after_thread_sync"),
-        ],
-        {"block": 64},
-        "sm_100a",
-    ),
-    Litmus(
         "tcgen05 and tensor memory",
         TENSOR,
         [
@@ -207,6 +173,8 @@ LITMUS += [
              "tcgen05.fence::after_thread_sync"),
             ("fence.proxy.async.shared::cta; // of the operand", "", "// second", "// operand", "fence.proxy.async"),
             ("bar.sync 4;", "", "// second", "tcgen05.ld", "barrier"),
+            ("tcgen05.fence::after_thread_sync; // of dealloc", "", "tcgen05.dealloc", "// second",
+             "tcgen05.fence::after_thread_sync"),
         ],
         {"block": 128},
         "sm_100a",

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from trial.emulator import LaunchConfig, LaunchError, ptx
+from trial.emulator import LaunchError, ptx
 from trial.ranks import SECOND, SPIN, Ranks, together
 
 
@@ -27,36 +27,6 @@ def test_ranks_exchange(emulator, world, order):
     ranks = Ranks(emulator, world)
     with emulator.order(order):
         together([lambda k=k: ranks.run(k, 25) for k in range(world)])
-
-
-def graph_of(emulator, stream, kernel, arguments, launches):
-    cuda, graph, executable = emulator.cuda, ctypes.c_void_p(), ctypes.c_void_p()
-    emulator.check(cuda.cudaStreamBeginCapture(stream, 1))
-    for _ in range(launches):
-        config = LaunchConfig(1, 1, 1, 32, 1, 1, 0, stream, None, 0)
-        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
-        emulator.check(cuda.cuLaunchKernelEx(ctypes.byref(config), kernel, pointers, None))
-    emulator.check(cuda.cudaStreamEndCapture(stream, ctypes.byref(graph)))
-    emulator.check(cuda.cudaGraphInstantiate(ctypes.byref(executable), graph, ctypes.c_ulonglong(0)))
-    return executable
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_graphs_of_ranks_exchange(emulator, world):
-    """Three rounds a graph; launched twice before it is waited for."""
-    ranks = Ranks(emulator, world)
-
-    def rank(k):
-        stream = ctypes.c_void_p()
-        emulator.check(emulator.cuda.cudaStreamCreate(ctypes.byref(stream)))
-        graph = graph_of(emulator, stream, ranks.kernel, ranks.arguments(k), 3)
-        for replay in range(1, 6):
-            for _ in range(2):
-                emulator.check(emulator.cuda.cudaGraphLaunch(graph, stream))
-            emulator.check(emulator.cuda.cudaStreamSynchronize(stream))
-            assert ranks.result(k) == ranks.expected(6 * replay)
-
-    together([lambda k=k: rank(k) for k in range(world)])
 
 
 def test_a_launch_runs_though_its_thread_does_not_wait(emulator):
@@ -198,21 +168,6 @@ def test_a_thread_asks_and_stops_its_own_kernel(emulator):
     words[1] = 7
     until(lambda: cuda.cudaEventQuery(event) == 0)
     assert words[2] == 8
-    emulator.check(cuda.cudaStreamQuery(None))
-    emulator.check(cuda.cudaEventSynchronize(event))
-
-
-def test_memory_that_is_freed_while_a_kernel_waits(emulator):
-    words, pointer = mapped(emulator, 3)
-    kernel, other = emulator.kernel(ptx(TALK, "ha"), "test"), emulator.put(np.zeros(1, np.uint32))
-
-    def host():
-        until(lambda: words[0] == 1)
-        emulator.free(other)
-        words[1] = 1
-
-    with pytest.raises(LaunchError, match="out of bounds.*in freed device memory"):
-        together([lambda: emulator.launch(kernel, [pointer, other], block=1), host])
 
 
 def test_handles_of_memory(emulator):

@@ -7,9 +7,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <functional>
-#include <initializer_list>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -58,7 +58,7 @@ struct Rank {
 
 inline void on_devices(const CaseData& data, int world, const ExpertParallelOptions& parallel,
                        const std::function<void(Rank&)>& body, Between between = Between::kNccl,
-                       Timeout timeout = kCaseTimeout) {
+                       Timeout timeout = kCaseTimeout, bool leaves_together = true) {
   on_ranks(Over::kThreads, world, timeout, [&](Exchange& exchange) {
     ASSERT_EQ(cudaSetDevice(device_of(exchange.rank())), cudaSuccess);
     ASSERT_OK(connect_devices(exchange, between));
@@ -68,13 +68,12 @@ inline void on_devices(const CaseData& data, int world, const ExpertParallelOpti
     const OnDevice<uint8_t, 16> workspace(std::vector<uint8_t>(bytes, 0xFF));
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    ASSERT_EQ(cudaDeviceSynchronize(),
-              cudaSuccess);  // the arrays must be ready: the rank's stream does not wait for other
-                             // streams
+    // The arrays must be ready: the rank's stream does not wait for other streams.
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     Rank rank{data, exchange, **layer, batch, workspace, bytes, stream};
     body(rank);
     cudaStreamSynchronize(stream);
-    (void)exchange.barrier();  // fails if a test breaks the exchange
+    if (leaves_together) (void)exchange.barrier();  // fails if a test breaks the exchange
     cudaStreamDestroy(stream);
   });
 }
@@ -125,12 +124,9 @@ struct OneRank {
   }
 };
 
-inline std::array<uint64_t, 11> counts(const RunStatus& s) {
-  return {s.bad_expert_ids,      s.nonfinite_tokens,       s.nonfinite_rows,
-          s.hidden_blocks,       s.hidden_saturated,       s.hidden_zeroed,
-          s.intermediate_blocks, s.intermediate_saturated, s.intermediate_zeroed,
-          s.nonfinite_weights,   s.nonfinite_outputs};
-}
+// A run's counts, each a uint64_t.
+using Counts = std::array<uint64_t, sizeof(RunStatus) / sizeof(uint64_t)>;
+inline Counts counts(const RunStatus& status) { return std::bit_cast<Counts>(status); }
 
 // The part of `whole` that belongs to these tokens.
 inline std::vector<uint8_t> part_of(const CaseData& data, const std::vector<uint8_t>& whole,
@@ -196,7 +192,7 @@ inline size_t free_bytes() {
 inline void check_bits(const CaseData& data, int world, const ExpertParallelOptions& parallel,
                        Tokens tokens, Between between = Between::kNccl) {
   const OneRank one(data);
-  std::vector<std::array<uint64_t, 11>> counted(static_cast<size_t>(world));
+  std::vector<Counts> counted(static_cast<size_t>(world));
   on_devices(
       data, world, parallel,
       [&](Rank& rank) {
@@ -228,8 +224,8 @@ inline void check_bits(const CaseData& data, int world, const ExpertParallelOpti
         counted[static_cast<size_t>(me)] = counts(*status);
       },
       between);
-  std::array<uint64_t, 11> sum{};
-  for (const auto& of_rank : counted)
+  Counts sum{};
+  for (const Counts& of_rank : counted)
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += of_rank[i];
   EXPECT_EQ(sum, counts(one.status));
 }
@@ -248,45 +244,50 @@ inline Case dispatch_spec(int64_t tokens, Routing routing, ActivationFormat form
 inline constexpr ActivationFormat kNvfp4 = ActivationFormat::kNvfp4,
                                   kBf16 = ActivationFormat::kBf16, kFp8 = ActivationFormat::kFp8;
 
-// Other kinds of layers. Each changes the bytes on the wire or the work on the source rank.
-inline std::vector<std::pair<const char*, Case>> choices_of_a_layer() {
-  const auto with = [](ActivationFormat format, const std::function<void(Case&)>& change) {
-    Case spec = dispatch_spec(6, Routing::kUniform, format, 16);
-    change(spec);
-    return spec;
+// Each kind changes the bytes on the wire or the work on the source rank.
+inline std::vector<std::pair<const char*, Case>> kinds_of_layers() {
+  struct Kind {
+    const char* name;
+    ActivationFormat format;
+    void (*change)(Case&);
   };
-  return {
-      {"weights before down", with(kNvfp4,
-                                   [](Case& c) {
-                                     c.options.router_weight = RouterWeight::kBeforeDown;
-                                     c.options.max_router_weight = 2.5f;
-                                   })},
-      {"weights on input", with(kNvfp4,
-                                [](Case& c) {
-                                  c.options.router_weight = RouterWeight::kOnInput;
-                                  c.options.top_k = 1;
-                                })},
-      {"rows in fp32, 48 channels", with(kNvfp4,
-                                         [](Case& c) {
-                                           c.options.row_format = RowFormat::kFp32;
-                                           c.options.hidden_size = 48;
-                                         })},
-      {"compat scales",
-       with(kNvfp4, [](Case& c) { c.options.activation_scale = ActivationScale::kCompat; })},
-      {"NaN in hidden", with(kNvfp4, [](Case& c) { c.data = DataKind::kNan; })},
-      {"Inf in hidden that the activation clamps", with(kBf16,
-                                                        [](Case& c) {
-                                                          c.data = DataKind::kNan;
-                                                          c.options.activation =
-                                                              Activation::kSwigluClamped;
-                                                          c.options.swiglu_limit = 0.5f;
-                                                        })},
-      {"fp32 in and out, ids of 64 bits", with(kNvfp4,
-                                               [](Case& c) {
-                                                 c.hidden_dtype = c.out_dtype = DType::kF32;
-                                                 c.ids_dtype = DType::kI64;
-                                               })},
+  const Kind kinds[] = {
+      {"weights before down", kNvfp4,
+       [](Case& c) {
+         c.options.router_weight = RouterWeight::kBeforeDown;
+         c.options.max_router_weight = 2.5f;
+       }},
+      {"weights on input", kNvfp4,
+       [](Case& c) {
+         c.options.router_weight = RouterWeight::kOnInput;
+         c.options.top_k = 1;
+       }},
+      {"rows in fp32, 48 channels", kNvfp4,
+       [](Case& c) {
+         c.options.row_format = RowFormat::kFp32;
+         c.options.hidden_size = 48;
+       }},
+      {"compat scales", kNvfp4,
+       [](Case& c) { c.options.activation_scale = ActivationScale::kCompat; }},
+      {"NaN in hidden", kNvfp4, [](Case& c) { c.data = DataKind::kNan; }},
+      {"Inf in hidden that the activation clamps", kBf16,
+       [](Case& c) {
+         c.data = DataKind::kNan;
+         c.options.activation = Activation::kSwigluClamped;
+         c.options.swiglu_limit = 0.5f;
+       }},
+      {"fp32 in and out, ids of 64 bits", kNvfp4,
+       [](Case& c) {
+         c.hidden_dtype = c.out_dtype = DType::kF32;
+         c.ids_dtype = DType::kI64;
+       }},
   };
+  std::vector<std::pair<const char*, Case>> made;
+  for (const Kind& kind : kinds) {
+    made.emplace_back(kind.name, dispatch_spec(6, Routing::kUniform, kind.format, 16));
+    kind.change(made.back().second);
+  }
+  return made;
 }
 
 // sm100 and sm120 have no GEMMs for fp8.
@@ -295,40 +296,5 @@ inline bool runs_here(ActivationFormat format) {
                         *device_facts("cuda:0"), "auto")
       .ok();
 }
-
-// Few tokens, but every format: on an emulator every run takes time.
-struct NineTokens {
-  ActivationFormat format;
-  Routing routing;
-  int64_t capacity, shared;
-  Tokens tokens;
-};
-inline void check_nine_tokens(int world, std::initializer_list<NineTokens> cases, Between between) {
-  for (const NineTokens& one : cases) {
-    if (!runs_here(one.format)) continue;
-    SCOPED_TRACE(std::string(to_string(one.format)) + " " + to_string(one.routing) + ", capacity " +
-                 std::to_string(one.capacity));
-    check_bits(made(dispatch_spec(9, one.routing, one.format, one.shared)), world,
-               with_capacity(one.capacity), one.tokens, between);
-    if (testing::Test::HasFailure()) return;
-  }
-}
-
-// The parameter is the number of ranks.
-class DispatchTest : public testing::TestWithParam<int> {
- protected:
-  void SetUp() override {
-    if (const std::string why = why_no_world(GetParam()); !why.empty()) GTEST_SKIP() << why;
-  }
-};
-
-// The same for ranks whose devices can access each other's memory.
-class PeersTest : public testing::TestWithParam<int> {
- protected:
-  void SetUp() override {
-    if (const std::string why = why_no_world(GetParam(), Between::kPeers); !why.empty())
-      GTEST_SKIP() << why;
-  }
-};
 
 }  // namespace nvfp4_moe::internal::test

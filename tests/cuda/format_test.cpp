@@ -50,38 +50,35 @@ TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
     float scale;
     int32_t search = NVFP4_MOE_SEARCH_MAX;
   };
+  // The host's function for a way.
+  const auto on_host = [&](const Way& way, uint8_t* codes, uint8_t* scales, float* tensor_scales) {
+    constexpr int32_t kF32 = NVFP4_MOE_DTYPE_F32;
+    switch (way.mode) {
+      case NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN:
+        return nvfp4_moe_quantize_dynamic_token(x.data(), kF32, kRows, kCols, codes, scales,
+                                                tensor_scales, nullptr);
+      case NVFP4_MOE_QUANTIZE_MODE_STATIC:
+        return nvfp4_moe_quantize_static(x.data(), kF32, kRows, kCols, tensor_scales, codes, scales,
+                                         nullptr);
+      case NVFP4_MOE_QUANTIZE_MODE_COMPAT:
+        return nvfp4_moe_quantize_compat(x.data(), kF32, kRows, kCols, way.scale, codes, scales,
+                                         nullptr);
+      default:
+        return nvfp4_moe_quantize(x.data(), kF32, kRows, kCols, way.search, tensor_scales, codes,
+                                  scales, nullptr);
+    }
+  };
   for (const Way way :
        {Way{NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, 0.0f}, Way{NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, 0.003f},
         Way{NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, 0.0f, NVFP4_MOE_SEARCH_MSE},
         Way{NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, 0.0f},
         Way{NVFP4_MOE_QUANTIZE_MODE_STATIC, 0x1p-9f}, Way{NVFP4_MOE_QUANTIZE_MODE_STATIC, 0.003f},
         Way{NVFP4_MOE_QUANTIZE_MODE_COMPAT, 0.0017f}}) {
+    SCOPED_TRACE(way.mode);
     const bool dynamic = way.mode == NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN;
     std::vector<uint8_t> codes(kCodes), scales(kScales);
     std::vector<float> tensor_scales(dynamic ? kRows : 1, way.scale);
-    switch (way.mode) {
-      case NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN:
-        ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-                  nvfp4_moe_quantize_dynamic_token(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols,
-                                                   codes.data(), scales.data(),
-                                                   tensor_scales.data(), nullptr));
-        break;
-      case NVFP4_MOE_QUANTIZE_MODE_STATIC:
-        ASSERT_EQ(
-            NVFP4_MOE_STATUS_OK,
-            nvfp4_moe_quantize_static(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols,
-                                      tensor_scales.data(), codes.data(), scales.data(), nullptr));
-        break;
-      case NVFP4_MOE_QUANTIZE_MODE_COMPAT:
-        ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-                  nvfp4_moe_quantize_compat(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, way.scale,
-                                            codes.data(), scales.data(), nullptr));
-        break;
-      default:
-        ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-                  nvfp4_moe_quantize(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, way.search,
-                                     tensor_scales.data(), codes.data(), scales.data(), nullptr));
-    }
+    ASSERT_EQ(NVFP4_MOE_STATUS_OK, on_host(way, codes.data(), scales.data(), tensor_scales.data()));
     const OnDevice<uint8_t> device_codes(kCodes), device_scales(kScales);
     const OnDevice<float> device_tensor_scales(tensor_scales.size());
     ASSERT_EQ(
@@ -90,9 +87,9 @@ TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
                                   NVFP4_MOE_DTYPE_F32, kRows, kCols, way.scale, device_codes.data(),
                                   device_scales.data(), device_tensor_scales.data(), nullptr))
         << nvfp4_moe_last_error();
-    EXPECT_EQ(device_codes.back(), codes) << way.mode;
-    EXPECT_EQ(device_scales.back(), scales) << way.mode;
-    EXPECT_EQ(bits(device_tensor_scales.back()), bits(tensor_scales)) << way.mode;
+    EXPECT_EQ(device_codes.back(), codes);
+    EXPECT_EQ(device_scales.back(), scales);
+    EXPECT_EQ(bits(device_tensor_scales.back()), bits(tensor_scales));
 
     const OnDevice<float> back(kRows * kCols);
     ASSERT_EQ(NVFP4_MOE_STATUS_OK,
@@ -106,7 +103,7 @@ TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
           nvfp4_moe_dequantize(codes.data() + row * kCols / 2, scales.data() + row * kCols / 16,
                                tensor_scales[dynamic ? static_cast<size_t>(row) : 0], 1, kCols,
                                NVFP4_MOE_DTYPE_F32, expected.data() + row * kCols));
-    EXPECT_EQ(bits(back.back()), bits(expected)) << way.mode;
+    EXPECT_EQ(bits(back.back()), bits(expected));
   }
 }
 
@@ -161,30 +158,6 @@ TEST_F(CApiOnGpu, SwigluQuantizesTheHostsBitsInAGraph) {
   EXPECT_EQ(device_codes.back(), codes);
   EXPECT_EQ(device_scales.back(), scales);
   EXPECT_EQ(bits(device_row_scales.back()), bits(row_scales));
-}
-
-TEST_F(CApiOnGpu, SwizzlesTheHostsBytesAndBack) {
-  constexpr int64_t kMatrices = 3, kScaleCols = 13;
-  Random random(7);
-  std::vector<uint8_t> linear;
-  for (int64_t i = 0; i < kMatrices * kRows * kScaleCols; ++i)
-    linear.push_back(static_cast<uint8_t>(random.below(256)));
-  const auto bytes = static_cast<size_t>(nvfp4_moe_swizzled_bytes(kRows, kScaleCols));
-  std::vector<uint8_t> swizzled(kMatrices * bytes);
-  for (int64_t i = 0; i < kMatrices; ++i)
-    ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-              nvfp4_moe_swizzle_scales(linear.data() + i * kRows * kScaleCols, kRows, kScaleCols,
-                                       swizzled.data() + static_cast<size_t>(i) * bytes));
-  const OnDevice<uint8_t> device_linear(linear), device_swizzled(swizzled.size()),
-      back(linear.size());
-  ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-            nvfp4_moe_device_swizzle_scales("cuda:0", device_linear.data(), kMatrices, kRows,
-                                            kScaleCols, device_swizzled.data(), nullptr));
-  EXPECT_EQ(device_swizzled.back(), swizzled);
-  ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-            nvfp4_moe_device_unswizzle_scales("cuda:0", device_swizzled.data(), kMatrices, kRows,
-                                              kScaleCols, back.data(), nullptr));
-  EXPECT_EQ(back.back(), linear);
 }
 
 // The arrays that a captured swizzle reads and writes are determined when the graph is replayed,

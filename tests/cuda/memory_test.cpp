@@ -21,9 +21,7 @@ std::atomic<int64_t> asked{0};
 std::atomic<int64_t> fail_at{0};  // 0: none
 std::atomic<bool> fail_all{false};
 std::atomic<int64_t> live{0};
-}  // namespace
 
-namespace {
 template <class Allocate>
 cudaError_t counted(const Allocate& allocate) {
   const int64_t number = asked.fetch_add(1) + 1, at = fail_at.load();
@@ -111,14 +109,6 @@ class CudaMemory : public BackendTest {
   }
 };
 
-ATTACK_TEST_P(kGpu, CudaMemory, OpenAndPack) {
-  const TinyLayer tiny(sizes());
-  EXPECT_GE(expect_out_of_memory([&] {
-              return MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()).status();
-            }),
-            2);  // weights and staging
-}
-
 ATTACK_TEST_P(kGpu, CudaMemory, OpenRunAndWarmUp) {
   const TinyLayer tiny(sizes());
   TinyBatch batch(tiny.options, 9);
@@ -130,7 +120,7 @@ ATTACK_TEST_P(kGpu, CudaMemory, OpenRunAndWarmUp) {
                                backend().allocate(layer->workspace_bytes(), 0, "workspace"));
               return layer->warmup(workspace.data(), workspace.size_bytes());
             }),
-            6);
+            6);  // two of them are of open: weights and staging
 }
 
 // A run requests no memory: if every allocation fails, it still gives the same bits.
@@ -156,46 +146,39 @@ ATTACK_TEST_P(kGpu, CudaMemory, RunAllocatesNothing) {
   EXPECT_TRUE(same_bits(expected, actual));
 }
 
-// If the staging memory fails, the expert is unchanged.
+// If its memory fails, the expert is unchanged.
 ATTACK_TEST_P(kGpu, CudaMemory, ReplaceAndUnpack) {
   const TinyLayer tiny(sizes());
   auto layer = must(MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()));
-  const auto codes_of = [&] {
+  const auto codes_of = [&](int64_t e) {
     ExpertBuffers out;
-    EXPECT_OK((*layer)->unpack_expert(0, out));
+    EXPECT_OK((*layer)->unpack_expert(e, out));
     return out.down.codes;
   };
-  const std::vector<uint8_t> before = codes_of();
+  const ExpertSource source = tiny.experts[1].source();
+  const std::vector<uint8_t> before = codes_of(0);
   asked = 0;
   fail_all = false;
   fail_at = 1;
-  const Status refused = (*layer)->replace_expert(0, tiny.experts[1].source());
+  const Status refused = (*layer)->replace_expert(0, source);
   attacked();
   fail_at = 0;
   EXPECT_EQ(refused.code(), Code::kOutOfMemory) << refused.message();
-  EXPECT_EQ(codes_of(), before);
+  EXPECT_EQ(codes_of(0), before);
   EXPECT_GE(expect_out_of_memory([&]() -> Status {
-              NVFP4_MOE_TRY((*layer)->replace_expert(0, tiny.experts[1].source()));
+              NVFP4_MOE_TRY((*layer)->replace_expert(0, source));
               ExpertBuffers out;
               return (*layer)->unpack_expert(0, out);
             }),
             2);
-  EXPECT_EQ(codes_of(), tiny.experts[1].down.codes);
-}
-
-ATTACK_TEST_P(kGpu, CudaMemory, ReplaceOnAStream) {
-  const TinyLayer tiny(sizes());
-  auto layer = must(MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()));
-  for (const int64_t e : {int64_t{0}, kSharedExpert}) {
-    const ExpertSource source =
-        e == kSharedExpert ? tiny.shared[0].source() : tiny.experts[1].source();
-    EXPECT_GE(expect_out_of_memory(
-                  [&] { return (*layer)->replace_expert_on_stream(e, source, nullptr); }),
+  EXPECT_EQ(codes_of(0), tiny.experts[1].down.codes);
+  for (const int64_t e : {int64_t{2}, kSharedExpert})
+    EXPECT_GE(expect_out_of_memory([&] {
+                return (*layer)->replace_expert_on_stream(
+                    e, e == kSharedExpert ? tiny.shared[0].source() : source, nullptr);
+              }),
               2);  // the expert and staging
-  }
-  ExpertBuffers out;
-  EXPECT_OK((*layer)->unpack_expert(0, out));
-  EXPECT_EQ(out.down.codes, tiny.experts[1].down.codes);
+  EXPECT_EQ(codes_of(2), tiny.experts[1].down.codes);
 }
 
 ATTACK_TEST_P(kGpu, CudaMemory, Linear) {

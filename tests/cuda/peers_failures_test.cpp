@@ -13,10 +13,20 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-class CudaPeersFailures : public PeersTest {};
+using CudaPeersFailures = WorldTest<Between::kPeers>;
 
 // The last rank's action while the others replay a graph.
 enum class LastRank { kDoesNotCome, kAborts, kIsStopped };
+
+// Polls the link until it reports a failure.
+Status waits_for_a_failure(Exchange& exchange, int polls) {
+  Status said;
+  for (int poll = 0; poll < polls && said.ok(); ++poll) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    said = exchange.peers()->state();
+  }
+  return said;
+}
 
 // The other ranks' waits end by the device's own clock, or at once if the last rank aborts. Their
 // out is NaN, and every later run reports why. A rank whose own waits were ended writes nothing to
@@ -32,14 +42,6 @@ void replay_without_the_last(const CaseData& data, int world, CombineBy combine,
                  Between::kPeers);
   std::atomic<int> ended{
       0};  // ranks that no longer write to the last one's memory, which is freed when it leaves
-  const auto waits_for_a_failure = [](Exchange& exchange, int polls) {
-    Status said;
-    for (int poll = 0; poll < polls && said.ok(); ++poll) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      said = exchange.peers()->state();
-    }
-    return said;
-  };
   on_devices(
       data, world, options,
       [&](Rank& rank) {
@@ -75,16 +77,11 @@ void replay_without_the_last(const CaseData& data, int world, CombineBy combine,
       Between::kPeers, aborts ? kCaseTimeout : Timeout{4000});
 }
 
-TEST_P(CudaPeersFailures, ARankThatDoesNotComeIsNamed) {
+TEST_P(CudaPeersFailures, ARankThatDoesNotComeOrAbortsEndsAllWaits) {
   const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
-  replay_without_the_last(data, GetParam(), CombineBy::kAllToAll, LastRank::kDoesNotCome);
-  replay_without_the_last(data, GetParam(), CombineBy::kAllReduce, LastRank::kDoesNotCome);
-}
-
-TEST_P(CudaPeersFailures, ARankThatAbortsEndsAllWaits) {
-  const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
-  replay_without_the_last(data, GetParam(), CombineBy::kAllToAll, LastRank::kAborts);
-  replay_without_the_last(data, GetParam(), CombineBy::kAllReduce, LastRank::kAborts);
+  for (const LastRank last : {LastRank::kDoesNotCome, LastRank::kAborts})
+    for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce})
+      replay_without_the_last(data, GetParam(), combine, last);
 }
 
 TEST_P(CudaPeersFailures, WhatAStoppedRankHasLeftOutIsNotThere) {
@@ -106,67 +103,19 @@ TEST_P(CudaPeersFailures, ARankThatLeavesSpoilsNothing) {
   const int world = GetParam();
   const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
   const OneRank one(data);
-  on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
-    ASSERT_EQ(cudaSetDevice(device_of(exchange.rank())), cudaSuccess);
-    ASSERT_OK(connect_devices(exchange, Between::kPeers));
-    const auto layer = must(open_on_device(exchange, data, {}));
-    const DeviceBatch batch(data);
-    const size_t bytes = (*layer)->workspace_bytes();
-    const OnDevice<uint8_t, 16> workspace(bytes);
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    ASSERT_OK((*layer)->run(batch.spec, workspace.data(), bytes));
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    if (exchange.rank() != 0) return;
-    Status seen;
-    for (int poll = 0; poll < 500 && seen.ok(); ++poll) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      seen = exchange.peers()->state();
-    }
-    EXPECT_THAT(seen.message(), HasSubstr("left"));
-    EXPECT_OK((*layer)->status(workspace.data(), bytes));
-    EXPECT_EQ(difference_of(data, one.out, batch.out.back()), "");
-    EXPECT_EQ((*layer)->run(batch.spec, workspace.data(), bytes).message(), seen.message());
-  });
-}
-
-TEST_P(CudaPeersFailures, WhatDoesNotGoIsNamedOnEveryRank) {
-  const int world = GetParam(), last = world - 1;
-  const CaseData data = made(dispatch_spec(4, Routing::kUniform, kBf16));
-  const OneRank one(data);
   on_devices(
       data, world, {},
       [&](Rank& rank) {
-        const bool mine = rank.exchange.rank() == last;
-        const std::string named = "rank " + std::to_string(last) + ": ";
-        EXPECT_THAT(
-            use_peers(rank.exchange, "cuda:0").message(),
-            HasSubstr("rank 0: peers: expected an exchange without devices, got one with peers"));
-        EXPECT_THAT(
-            use_nccl(rank.exchange, "cuda:0").message(),
-            HasSubstr("rank 0: nccl: expected an exchange without peers, got one with them"));
-        Batch wrong = rank.batch.spec;
-        if (mine) wrong.hidden = nullptr;
-        EXPECT_EQ(rank.layer.run(wrong, rank.workspace.data(), rank.workspace_bytes, rank.stream)
-                      .message(),
-                  named + "hidden: expected a pointer, got null");
-        ASSERT_OK(rank.run(0, 4));
-        EXPECT_EQ(difference_of(data, one.out, rank.out()), "") << "after what did not go";
-        ASSERT_OK(rank.exchange.barrier());
-        // A rank that leaves ends the run on the others.
-        if (mine) {
-          rank.exchange.peers()->abort(Status(Code::kIo, "a cable was pulled"));
-          rank.exchange.abort(Status(Code::kIo, "killed"));
-          EXPECT_EQ(rank.run(0, 4).message(), "a cable was pulled");
-        } else {
-          EXPECT_THAT(rank.run(0, 4).message(), HasSubstr(named + "killed"));
-        }
+        ASSERT_OK(rank.run(0, 2));
+        ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+        if (rank.exchange.rank() != 0) return;
+        const Status seen = waits_for_a_failure(rank.exchange, 500);
+        EXPECT_THAT(seen.message(), HasSubstr("left"));
+        EXPECT_OK(rank.status());
+        EXPECT_EQ(difference_of(data, one.out, rank.out()), "");
+        EXPECT_EQ(rank.run(0, 2).message(), seen.message());
       },
-      Between::kPeers);
-  on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
-    EXPECT_THAT(use_peers(exchange, "cpu").message(),
-                HasSubstr("rank 0: peers: expected a device cuda:N, got cpu"));
-    EXPECT_OK(exchange.barrier());
-  });
+      Between::kPeers, kCaseTimeout, false);
 }
 
 // A single rank has no other to wait for.

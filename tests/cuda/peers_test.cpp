@@ -18,73 +18,7 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-class CudaPeers : public PeersTest {};
-
-// A capacity changes nothing, because all tokens of one expert fit.
-TEST_P(CudaPeers, AllToAllGivesTheBitsAndCountsOfOneRank) {
-  check_nine_tokens(GetParam(),
-                    {{kNvfp4, Routing::kBadIds, 0, 16, Tokens::kEven},
-                     {kBf16, Routing::kZipf, 0, 0, Tokens::kEven},
-                     {kFp8, Routing::kUniform, 0, 0, Tokens::kAllOnLast},
-                     {kNvfp4, Routing::kOneExpert, 2, 0, Tokens::kAllOnLast},
-                     {kBf16, Routing::kPartlyNone, 0, 16, Tokens::kEven},
-                     {kNvfp4, Routing::kAllNone, 0, 0, Tokens::kEven}},
-                    Between::kPeers);
-}
-
-TEST_P(CudaPeers, OneToManyTokensOfEveryRouting) {
-  size_t turn = 0;
-  // Both sides of 64: of a rank's own tokens, and of all ranks' tokens.
-  for (const int64_t tokens : {1, 2, 33, 64, 130, 1100, 8192}) {
-    for (const Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kOneExpert,
-                                  Routing::kEmptyExperts, Routing::kPartlyNone, Routing::kBadIds}) {
-      constexpr std::array kFormats = {kNvfp4, kBf16, kFp8};
-      const ActivationFormat format = kFormats[turn++ % kFormats.size()];
-      const int64_t most_emulated = routing != Routing::kZipf ? 1 : GetParam() == 2 ? 130 : 33;
-      if (!runs_here(format) ||
-          (emulated() && (tokens == 2 || tokens == 64 || tokens > most_emulated)))
-        continue;
-      SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " +
-                   to_string(format));
-      check_bits(made(dispatch_spec(tokens, routing, format, turn % 5 == 0 ? 16 : 0)), GetParam(),
-                 {}, Tokens::kEven, Between::kPeers);
-      if (HasFailure()) return;
-    }
-  }
-}
-
-TEST_P(CudaPeers, ChoicesOfALayer) {
-  if (emulated() && GetParam() != 2) GTEST_SKIP() << "an emulator runs two ranks of it";
-  for (const auto& [name, spec] : choices_of_a_layer()) {
-    SCOPED_TRACE(name);
-    check_bits(made(spec), GetParam(), {}, Tokens::kEven, Between::kPeers);
-    if (HasFailure()) return;
-  }
-}
-
-TEST_P(CudaPeers, AllReduceIsTheSumInTheOrderOfTheRanks) {
-  const CaseData data = made(spec_of(9, 64, 32));
-  const int world = GetParam();
-  check_reduce(data, round_robin(6, std::min(world, 3)), 5, Between::kPeers);
-  check_reduce(data, redundant(6, std::min(world, 3)), 2, Between::kPeers);
-}
-
-// Sums of every kind of layer.
-TEST_P(CudaPeers, SmallSumsOfAnyLayer) {
-  const int world = GetParam();
-  if (emulated() && world != 2) GTEST_SKIP() << "an emulator runs two ranks of it";
-  const auto even = [&](const CaseData& data) {
-    return *Placement::contiguous(data.spec.options.num_experts, std::min(world, 4));
-  };
-  for (const auto& [name, spec] : choices_of_a_layer()) {
-    SCOPED_TRACE(name);
-    const CaseData data = made(spec);
-    check_reduce(data, even(data), 2, Between::kPeers);
-    if (HasFailure()) return;
-  }
-  const CaseData many = made(dispatch_spec(65, Routing::kUniform, kNvfp4));
-  check_reduce(many, even(many), 3, Between::kPeers);
-}
+using CudaPeers = WorldTest<Between::kPeers>;
 
 // Every expert is on two ranks. A rank's counts of the intermediate are those of its rows.
 TEST_P(CudaPeers, RowsOfARedundantExpertAreDividedAmongItsRanks) {
@@ -111,13 +45,6 @@ TEST_P(CudaPeers, RowsOfARedundantExpertAreDividedAmongItsRanks) {
     for (const size_t busy : {0, 1})
       EXPECT_EQ(blocks[busy], uint64_t{8 / 2 * 32 / 16}) << to_string(combine);
   }
-}
-
-// Sums above 1 MiB are added in shards, which are unequal with three ranks.
-TEST_P(CudaPeers, LargeSumsAreAddedInShards) {
-  Case spec = spec_of(130, 2048, 16);
-  spec.options.top_k = 1;
-  check_reduce(made(spec), *Placement::contiguous(6, std::min(GetParam(), 3)), 2, Between::kPeers);
 }
 
 // Different layers of one exchange run alternately, in graphs that were captured before a larger
@@ -250,10 +177,11 @@ TEST_P(CudaPeers, ACapturedRunGoesByTheNextPlacement) {
           ASSERT_OK(replay.status());
           ASSERT_OK(ranks_of(rank.layer).rearrange(round_robin(8, world), source_of(data)));
           const std::vector<uint8_t> out = replay.run(data);
-          if (combine == CombineBy::kAllToAll)
+          if (combine == CombineBy::kAllToAll) {
             EXPECT_EQ(difference_of(data, one.out, out), "");
-          else
+          } else {
             EXPECT_EQ(std::memcmp(out.data(), sums.data(), out.size()), 0);
+          }
           ASSERT_OK(rank.exchange.barrier());
         },
         Between::kPeers);

@@ -31,6 +31,7 @@ inline int gpus() {
 inline int device_of(int rank) { return emulated() ? 0 : rank; }
 // The connection between the ranks' devices.
 enum class Between { kNccl, kPeers };
+inline const char* name_of(Between between) { return between == Between::kNccl ? "nccl" : "peers"; }
 inline Status connect_devices(Exchange& exchange, Between between) {
   const std::string device = "cuda:" + std::to_string(device_of(exchange.rank()));
   if (between == Between::kPeers) return use_peers(exchange, device);
@@ -48,6 +49,41 @@ inline std::string why_no_world(int ranks, Between between = Between::kNccl) {
     return "libnccl.so.2 is not on this host's library path";
   return "";
 }
+
+// A test of ranks over a connection.
+struct Link {
+  Between between;
+  int ranks;
+  friend void PrintTo(const Link& link, std::ostream* out) {
+    *out << name_of(link.between) << "_" << link.ranks;
+  }
+};
+inline std::string name_of_link(const testing::TestParamInfo<Link>& info) {
+  return std::string(name_of(info.param.between)) + "_" + std::to_string(info.param.ranks);
+}
+inline std::vector<Link> links(const std::vector<int>& worlds) {
+  std::vector<Link> all;
+  for (const Between between : {Between::kNccl, Between::kPeers})
+    for (const int ranks : worlds) all.push_back({between, ranks});
+  return all;
+}
+class RanksTest : public testing::TestWithParam<Link> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_world(world(), between()); !why.empty()) GTEST_SKIP() << why;
+  }
+  static int world() { return GetParam().ranks; }
+  static Between between() { return GetParam().between; }
+};
+// The same if only one connection is of interest; the parameter is the number of ranks.
+template <Between kBetween>
+class WorldTest : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_world(GetParam(), kBetween); !why.empty())
+      GTEST_SKIP() << why;
+  }
+};
 
 // The case's batch in device memory.
 struct DeviceBatch {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/dispatch_case.h"
+#include "cuda/reduce_case.h"
 
 namespace nvfp4_moe::internal::test {
 namespace {
@@ -58,8 +58,8 @@ void check_replays_after_a_failure(Between between, const ExpertParallelOptions&
 }
 
 TEST_P(CudaRanksFailures, EveryReplayOfASmallSumAfterAFailureIsNan) {
-  const ExpertParallelOptions options = combined_by(CombineBy::kAllReduce);
-  check_replays_after_a_failure(GetParam(), options, dispatch_spec(6, Routing::kUniform, kBf16), 7);
+  check_replays_after_a_failure(GetParam(), combined_by(CombineBy::kAllReduce),
+                                dispatch_spec(6, Routing::kUniform, kBf16), 7);
 }
 
 // The last step over NCCL is not a kernel of this library: NCCL writes the other ranks' shards
@@ -69,29 +69,98 @@ TEST_P(CudaRanksFailures, EveryReplayOfALargeSumAfterAFailureIsNan) {
   large.options.hidden_size = 2048;
   large.options.intermediate_size = 16;
   large.options.top_k = 1;
-  const ExpertParallelOptions options = combined_by(CombineBy::kAllReduce);
-  check_replays_after_a_failure(GetParam(), options, large, emulated() ? 2 : 7);
+  check_replays_after_a_failure(GetParam(), combined_by(CombineBy::kAllReduce), large,
+                                emulated() ? 2 : 7);
 }
 
 TEST_P(CudaRanksFailures, EveryReplayOfAllToAllAfterAFailureIsNan) {
-  ExpertParallelOptions options = with_capacity(6);
   for (const int64_t shared : {0, 16})
-    check_replays_after_a_failure(GetParam(), options,
+    check_replays_after_a_failure(GetParam(), with_capacity(6),
                                   dispatch_spec(6, Routing::kUniform, kNvfp4, shared), 7);
 }
 
 // More CTAs of combine than those that read the host's word themselves.
 TEST_P(CudaRanksFailures, EveryReplayOfManyTokensAfterAFailureIsNan) {
-  ExpertParallelOptions options = with_capacity(520);
-  check_replays_after_a_failure(GetParam(), options, dispatch_spec(520, Routing::kUniform, kBf16),
-                                emulated() ? 1 : 7);
+  check_replays_after_a_failure(GetParam(), with_capacity(520),
+                                dispatch_spec(520, Routing::kUniform, kBf16), emulated() ? 1 : 7);
 }
 
-std::string name_of_link(const testing::TestParamInfo<Between>& info) {
-  return info.param == Between::kNccl ? "nccl" : "peers";
+// A rank that cannot run reports that before anything is enqueued, and the next run succeeds. A
+// rank that leaves ends the current run on the others. An error of the link ends all later ones.
+TEST_P(CudaRanksFailures, WhatDoesNotGoIsNamedOnEveryRank) {
+  const bool nccl = GetParam() == Between::kNccl;
+  const CaseData data = made(dispatch_spec(4, Routing::kUniform, kBf16));
+  const std::vector<uint8_t> one = OneRank(data).out,
+                             sum = expected_sum(data, *Placement::contiguous(8, 2));
+  for (const auto& [combine, capacity] : {std::pair(CombineBy::kAllToAll, 0),
+                                          {CombineBy::kAllToAll, 4},
+                                          {CombineBy::kAllReduce, 0}}) {
+    if (!nccl && capacity > 0) continue;
+    SCOPED_TRACE(testing::Message() << to_string(combine) << ", capacity " << capacity);
+    ExpertParallelOptions options = with_capacity(capacity);
+    options.combine = combine;
+    const bool reduces = combine == CombineBy::kAllReduce, captures = reduces || capacity > 0;
+    on_devices(
+        data, 2, options,
+        [&](Rank& rank) {
+          const bool mine = rank.exchange.rank() == 1;
+          const auto run = [&] { return rank.run(0, 4).message(); };
+          Batch wrong = rank.batch.spec;
+          if (mine) wrong.hidden = nullptr;
+          EXPECT_EQ(rank.layer.run(wrong, rank.workspace.data(), rank.workspace_bytes, rank.stream)
+                        .message(),
+                    "rank 1: hidden: expected a pointer, got null");
+          if (nccl && !captures) {
+            EXPECT_THAT(Replay(rank, 0, 4).status().message(),
+                        HasSubstr("rank 0: stream: expected one that is not captured"));
+          } else if (nccl) {
+            ASSERT_OK(rank.exchange.barrier());
+            EXPECT_EQ(
+                mine ? run() : Replay(rank, 0, 4).status().message(),
+                "stream of rank 1: expected one that is captured, as on rank 0, got one that is "
+                "not");
+          }
+          ASSERT_OK(rank.exchange.barrier());
+          EXPECT_EQ(run(), "");
+          EXPECT_EQ(difference_of(data, reduces ? sum : one, rank.out()), "");
+          ASSERT_OK(rank.exchange.barrier());
+          if (mine) {
+            rank.exchange.device_link()->abort(Status(Code::kIo, "a cable was pulled"));
+            rank.exchange.abort(Status(Code::kIo, "killed"));
+            EXPECT_EQ(run(), "a cable was pulled");
+          } else {
+            EXPECT_THAT(run(), HasSubstr("rank 1: killed"));
+          }
+        },
+        GetParam());
+  }
 }
+
+TEST_P(CudaRanksFailures, LinksThatDoNotFitAreRefusedByNameOnEveryRank) {
+  const CaseData data = made(dispatch_spec(4, Routing::kUniform, kBf16));
+  on_ranks(Over::kThreads, 2, kCaseTimeout, [&](Exchange& exchange) {
+    const auto expect = [](const Status& status, const char* words) {
+      EXPECT_THAT(status.message(), HasSubstr(words));
+    };
+    const char* const without = "rank 0: device: expected cpu for a layer over an exchange without";
+    for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce})
+      expect(open_on_device(exchange, data, combined_by(combine)).status(), without);
+    expect(use_peers(exchange, "cpu"), "rank 0: peers: expected a device cuda:N, got cpu");
+    expect(use_nccl(exchange, "cpu"), "rank 0: nccl: expected a device cuda:N, got cpu");
+    expect(use_nccl(exchange, "cuda:9", kFakeNccl), "rank 0: device cuda:9");
+    ASSERT_OK(connect_devices(exchange, GetParam()));
+    if (GetParam() == Between::kPeers) {
+      expect(use_peers(exchange, "cuda:0"),
+             "rank 0: peers: expected an exchange without devices, got one with peers");
+      expect(use_nccl(exchange, "cuda:0"),
+             "rank 0: nccl: expected an exchange without peers, got one with them");
+    }
+    EXPECT_OK(exchange.barrier());
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Links, CudaRanksFailures, testing::Values(Between::kNccl, Between::kPeers),
-                         name_of_link);
+                         [](const auto& info) { return name_of(info.param); });
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

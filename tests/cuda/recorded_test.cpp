@@ -2,25 +2,22 @@
 //
 // A fixed list of small inputs. The bits must be equal if the contract or exact sums determine
 // them: packed weights; route, quantize, requantize and combine, each with the reference's inputs;
-// gemm2 of every configuration; select_experts. gemm1's sums are exact too, but its SwiGLU is not,
+// gemm2 of every configuration. gemm1's sums are exact too, but its SwiGLU is not,
 // so every element is one of two neighbours. Whole layers are compared within their limits.
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda/packed_layout.h"
-#include "backend/cuda/plain/config.h"
-#include "backend/sm120/config.h"
-#include "backend/sm90/config.h"
 #include "cases/cases.h"
 #include "core/float_formats.h"
 #include "core/random.h"
+#include "cuda/configurations.h"
 #include "judge/judge.h"
 #include "moe/registry.h"
-#include "moe/router.h"
 #include "support/backends.h"
 #include "support/case_run.h"
 #include "support/recording.h"
@@ -79,17 +76,28 @@ class StepsFromReference {
   const LayerBuffers& actual() const { return device_.buffers(); }
   const std::vector<uint8_t>& out() const { return device_out_; }
 
-  void step(const std::function<void(const LayerSteps&, const StepContext&)>& take) {
-    device_.copy_arrays(reference_);
-    const Batch batch = data_.batch(reference_out_.data());
-    const Batch placed = device_.place(data_.batch(device_out_.data()));
-    take(*reference_.backend().steps, reference_.step(batch, serial_executor()));
-    take(*device_.backend().steps, device_.step(placed, serial_executor()));
-    device_.fetch(placed, device_out_.data());
-    EXPECT_EQ(device_.broken_guard(), -1);
+  using Step = Status (*LayerSteps::*)(const StepContext&);
+  using PartStep = Status (*LayerSteps::*)(const StepContext&, const PartBuffers&);
+  void step(Step step) {
+    take([&](const LayerSteps& steps, const StepContext& call) { return (steps.*step)(call); });
+  }
+  void step(PartStep step, PartBuffers LayerBuffers::*part = &LayerBuffers::routed) {
+    take([&](const LayerSteps& steps, const StepContext& call) {
+      return (steps.*step)(call, call.buffers.*part);
+    });
   }
 
  private:
+  template <class Take>
+  void take(const Take& take) {
+    device_.copy_arrays(reference_);
+    const Batch batch = data_.batch(reference_out_.data());
+    const Batch placed = device_.place(data_.batch(device_out_.data()));
+    EXPECT_OK(take(*reference_.backend().steps, reference_.step(batch, serial_executor())));
+    EXPECT_OK(take(*device_.backend().steps, device_.step(placed, serial_executor())));
+    device_.fetch(placed, device_out_.data());
+    EXPECT_EQ(device_.broken_guard(), -1);
+  }
   const CaseData& data_;
   CaseRun reference_, device_;
   std::vector<uint8_t> reference_out_, device_out_;
@@ -98,37 +106,25 @@ class StepsFromReference {
 // Rows in the format's layout: the flag, then the data of a finite row.
 std::vector<uint8_t> activations(const ActivationBuffers& from, const std::vector<int64_t>& rows,
                                  int64_t k, ActivationFormat format, size_t& row_bytes) {
+  std::vector<std::pair<const void*, int64_t>> arrays;  // with bytes per row
+  switch (format) {
+    case ActivationFormat::kNvfp4:
+      arrays = {{from.codes, k / 2}, {from.block_scales, k / 16}, {from.row_scale, 4}};
+      break;
+    case ActivationFormat::kFp8: arrays = {{from.fp8, k}, {from.row_scale, 4}}; break;
+    default: arrays = {{from.bf16, 2 * k}};
+  }
+  if (rows.empty()) return {};
+  row_bytes = 1;
+  for (const auto& [first, bytes] : arrays) row_bytes += static_cast<size_t>(bytes);
   std::vector<uint8_t> all;
-  const size_t elements = static_cast<size_t>(k);
   for (const int64_t row : rows) {
-    std::vector<uint8_t> bytes = {from.nonfinite[row]};
-    const bool finite = from.nonfinite[row] == 0;
-    switch (format) {
-      case ActivationFormat::kNvfp4: row_bytes = 1 + elements / 2 + elements / 16 + 4; break;
-      case ActivationFormat::kBf16: row_bytes = 1 + 2 * elements; break;
-      case ActivationFormat::kInt8Block: row_bytes = 1 + elements + elements / 4; break;
-      case ActivationFormat::kFp8: row_bytes = 1 + elements + 4; break;
-    }
-    if (finite) {
-      switch (format) {
-        case ActivationFormat::kNvfp4:
-          append(bytes, from.codes + row * (k / 2), elements / 2);
-          append(bytes, from.block_scales + row * (k / 16), elements / 16);
-          append(bytes, from.row_scale + row, 4);
-          break;
-        case ActivationFormat::kBf16: append(bytes, from.bf16 + row * k, 2 * elements); break;
-        case ActivationFormat::kInt8Block:
-          append(bytes, from.int8_codes + row * k, elements);
-          append(bytes, from.int8_scales + row * (k / 16), elements / 4);
-          break;
-        case ActivationFormat::kFp8:
-          append(bytes, from.fp8 + row * k, elements);
-          append(bytes, from.row_scale + row, 4);
-          break;
-      }
-    }
-    bytes.resize(row_bytes);
-    append(all, bytes.data(), bytes.size());
+    const size_t begin = all.size();
+    all.push_back(from.nonfinite[row]);
+    if (from.nonfinite[row] == 0)
+      for (const auto& [first, bytes] : arrays)
+        append(all, static_cast<const uint8_t*>(first) + row * bytes, static_cast<size_t>(bytes));
+    all.resize(begin + row_bytes);
   }
   return all;
 }
@@ -161,63 +157,51 @@ TEST_P(Recorded, StepsWhoseBitsAreFixed) {
     if (declines(backend(), data->config)) continue;
     StepsFromReference pair(backend(), *data);
     ASSERT_TRUE(pair.ok());
+    const MoeOptions& options = spec.options;
+    const ActivationFormat format = options.activation_format;
+    const LayerBuffers &expected = pair.expected(), &actual = pair.actual();
+    const PartBuffers& part = actual.routed;
     const auto keep = [&](const char* array, const std::vector<uint8_t>& bytes, size_t row_bytes) {
       EXPECT_EQ(kept->bits(name(spec, array), bytes, row_bytes), "");
     };
     const auto keep_status = [&](const char* array) {
-      keep(array, bytes_of(pair.actual().status, 1), sizeof(RunStatus));
+      keep(array, bytes_of(actual.status, 1), sizeof(RunStatus));
     };
-    const MoeOptions& options = spec.options;
-    const int64_t assignments = spec.tokens * options.top_k;
+    size_t row_bytes = 1;
 
-    pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.route(c)); });
-    const LayerBuffers &expected = pair.expected(), &actual = pair.actual();
+    pair.step(&LayerSteps::route);
     const int64_t rows = expected.routed.row_offsets[spec.range.count];
-    keep("row_of_assignment", bytes_of(actual.row_of_assignment, assignments), 4);
-    keep("row_offsets", bytes_of(actual.routed.row_offsets, spec.range.count + 1), 8);
-    keep("assignment_of_row", bytes_of(actual.routed.assignment_of_row, rows), 4);
+    keep("row_of_assignment", bytes_of(actual.row_of_assignment, spec.tokens * options.top_k), 4);
+    keep("row_offsets", bytes_of(part.row_offsets, spec.range.count + 1), 8);
+    keep("assignment_of_row", bytes_of(part.assignment_of_row, rows), 4);
     keep_status("status after route");
 
-    pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.quantize(c)); });
+    pair.step(&LayerSteps::quantize);
     std::vector<int64_t> tokens, all_rows;  // tokens with at least one row
     for (int64_t row = 0; row < rows; ++row) {
       all_rows.push_back(row);
-      const int64_t token = expected.routed.assignment_of_row[row] / options.top_k;
+      const int64_t token = token_of_row(expected.routed, row, options.top_k);
       if (std::find(tokens.begin(), tokens.end(), token) == tokens.end()) tokens.push_back(token);
     }
-    size_t row_bytes = 1;
-    const std::vector<uint8_t> hidden = activations(
-        actual.routed.hidden, tokens, options.hidden_size, options.activation_format, row_bytes);
+    const auto hidden = activations(part.hidden, tokens, options.hidden_size, format, row_bytes);
     keep("hidden", hidden, row_bytes);
     keep_status("status after quantize");
 
     // The device's gemm1 output is not used: the next step starts from the reference's.
-    pair.step([](const LayerSteps& s, const StepContext& c) {
-      EXPECT_OK(s.gemm1_swiglu(c, c.buffers.routed));
-    });
-    pair.step([](const LayerSteps& s, const StepContext& c) {
-      EXPECT_OK(s.requantize(c, c.buffers.routed));
-    });
-    const std::vector<uint8_t> intermediate =
-        activations(actual.routed.intermediate, all_rows, options.intermediate_size,
-                    options.activation_format, row_bytes);
+    pair.step(&LayerSteps::gemm1_swiglu);
+    pair.step(&LayerSteps::requantize);
+    const auto intermediate =
+        activations(part.intermediate, all_rows, options.intermediate_size, format, row_bytes);
     keep("intermediate", intermediate, row_bytes);
     keep_status("status after requantize");
 
-    pair.step(
-        [](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.gemm2(c, c.buffers.routed)); });
+    pair.step(&LayerSteps::gemm2);
     if (expected.shared.experts > 0) {
-      pair.step([](const LayerSteps& s, const StepContext& c) {
-        EXPECT_OK(s.gemm1_swiglu(c, c.buffers.shared));
-      });
-      pair.step([](const LayerSteps& s, const StepContext& c) {
-        EXPECT_OK(s.requantize(c, c.buffers.shared));
-      });
-      pair.step([](const LayerSteps& s, const StepContext& c) {
-        EXPECT_OK(s.gemm2(c, c.buffers.shared));
-      });
+      pair.step(&LayerSteps::gemm1_swiglu, &LayerBuffers::shared);
+      pair.step(&LayerSteps::requantize, &LayerBuffers::shared);
+      pair.step(&LayerSteps::gemm2, &LayerBuffers::shared);
     }
-    pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.combine(c)); });
+    pair.step(&LayerSteps::combine);
     keep("out", pair.out(), pair.out().size() / static_cast<size_t>(spec.tokens));
     keep_status("status after combine");
   }
@@ -260,13 +244,6 @@ CaseData exact_case(ActivationFormat format) {
   data.hidden = bytes_of(hidden.data(), static_cast<int64_t>(hidden.size()));
   return data;
 }
-int configurations_of(const Backend& backend, ActivationFormat format) {
-  const int plain = static_cast<int>(cuda::plain::kConfigs.size());
-  if (&backend == &kSm90Backend) return static_cast<int>(sm90::kBf16Configs);
-  if (&backend == &kSm120Backend && format == ActivationFormat::kNvfp4)
-    return static_cast<int>(sm120::kGemmConfigs.size());
-  return plain;
-}
 
 TEST_P(Recorded, ExactGemmsOfEveryConfiguration) {
   Recording* const kept = recording();
@@ -281,13 +258,11 @@ TEST_P(Recorded, ExactGemmsOfEveryConfiguration) {
       ASSERT_TRUE(pair.ok());
       const std::string place = "configuration " + std::to_string(config);
       SCOPED_TRACE(data.spec.name + " " + place);
-      pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.route(c)); });
+      pair.step(&LayerSteps::route);
       const LayerBuffers &expected = pair.expected(), &actual = pair.actual();
       const int64_t rows = expected.routed.row_offsets[data.spec.range.count];
-      pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.quantize(c)); });
-      pair.step([](const LayerSteps& s, const StepContext& c) {
-        EXPECT_OK(s.gemm1_swiglu(c, c.buffers.routed));
-      });
+      pair.step(&LayerSteps::quantize);
+      pair.step(&LayerSteps::gemm1_swiglu);
       const auto bf16 = [&](const LayerBuffers& buffers) {
         const uint16_t* const first = buffers.routed.intermediate.bf16;
         return std::vector<uint16_t>(first, first + rows * channels);
@@ -298,12 +273,8 @@ TEST_P(Recorded, ExactGemmsOfEveryConfiguration) {
 
       const std::vector<uint16_t> values = exact_values(rows * channels);
       std::copy(values.begin(), values.end(), expected.routed.intermediate.bf16);
-      pair.step([](const LayerSteps& s, const StepContext& c) {
-        EXPECT_OK(s.requantize(c, c.buffers.routed));
-      });
-      pair.step([](const LayerSteps& s, const StepContext& c) {
-        EXPECT_OK(s.gemm2(c, c.buffers.routed));
-      });
+      pair.step(&LayerSteps::requantize);
+      pair.step(&LayerSteps::gemm2);
       const auto* sums = static_cast<const float*>(actual.routed.rows_out);
       EXPECT_EQ(std::memcmp(expected.routed.rows_out, sums, static_cast<size_t>(rows * hidden) * 4),
                 0);
@@ -328,49 +299,6 @@ TEST_P(Recorded, Layers) {
                            spec.options.hidden_size, layer_limits(data->config, spec.tokens)),
               "");
   }
-}
-
-TEST_P(Recorded, SelectedExperts) {
-  Recording* const kept = recording();
-  if (kept == nullptr) return;
-  constexpr int64_t kTokens = 33, kExperts = 64, kTopK = 6;
-  Random random(3);
-  std::vector<float> logits;
-  for (int64_t i = 0; i < kTokens * kExperts; ++i)
-    logits.push_back(static_cast<float>(random.normal()));
-  const auto on_device = [&](const void* from, size_t count) {
-    Buffer memory = std::move(*backend().allocate(count, 0, "a router's arrays"));
-    if (from != nullptr)
-      EXPECT_OK(backend().memory->to_device(0, memory.data(), from, count, nullptr));
-    return memory;
-  };
-  const Buffer device_logits = on_device(logits.data(), logits.size() * 4);
-  const Buffer ids = on_device(nullptr, kTokens * kTopK * 4),
-               weights = on_device(nullptr, kTokens * kTopK * 4);
-  for (const Scoring scoring : {Scoring::kSoftmax, Scoring::kSigmoid, Scoring::kSqrtSoftplus})
-    for (const int64_t groups : {1, 8}) {
-      SelectExperts call;
-      call.config.num_experts = kExperts;
-      call.config.top_k = kTopK;
-      call.config.num_expert_group = groups;
-      call.config.topk_group = groups == 1 ? 1 : 3;
-      call.config.scoring = scoring;
-      call.config.renormalize = groups == 8;
-      call.tokens = kTokens;
-      call.logits = device_logits.data();
-      call.logits_dtype = DType::kF32;
-      call.logits_stride = kExperts;
-      call.topk_ids = ids.data();
-      call.topk_weights = reinterpret_cast<float*>(weights.data());
-      ASSERT_OK(router::device_select_experts(0, call, nullptr));
-      std::vector<uint8_t> bytes(2 * kTokens * kTopK * 4);
-      ASSERT_OK(backend().memory->to_host(0, bytes.data(), ids.data(), bytes.size() / 2, nullptr));
-      ASSERT_OK(backend().memory->to_host(0, bytes.data() + bytes.size() / 2, weights.data(),
-                                          bytes.size() / 2, nullptr));
-      const std::string array =
-          std::string("select_experts/") + to_string(scoring) + "/" + std::to_string(groups);
-      EXPECT_EQ(kept->bits(array, bytes, kTopK * 4), "");
-    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Recorded, testing::ValuesIn(device_backends()),

@@ -14,6 +14,8 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
+using testing::HasSubstr;
+
 // A table of two configurations: a narrow one that gathers, and a wide one that loads rows by TMA.
 constexpr std::array<GemmConfig, 2> kConfigs = {{
     {"narrow", 8, true, false, true, 4096, -1, true},
@@ -49,31 +51,48 @@ RunPlan plan_of(const MoeOptions& options, RunFacts facts, int forced = -1) {
   return make_run_plan(kTable, config, {0, options.num_experts}, hopper(), facts, limits);
 }
 
-TEST(RunPlan, SmallBatchesRouteAndQuantizeInOneKernel) {
-  const RunPlan one = plan_of(options(), {.tokens = 1});
-  EXPECT_TRUE(one.fused_route_quantize);
-  EXPECT_TRUE(one.combine.counts_hidden);
-  EXPECT_EQ(one.routed.gemm1.rows, RowSource::kFusedRouting);
-  EXPECT_FALSE(one.routed.gemm1.after_route);
-  const RunPlan last = plan_of(options(), {.tokens = kOneCtaAssignments / 8});
-  EXPECT_TRUE(last.fused_route_quantize);
-  EXPECT_EQ(last.route.kernel, RouteKernel::kOneCta);
-  const RunPlan next = plan_of(options(), {.tokens = kOneCtaAssignments / 8 + 1});
-  EXPECT_FALSE(next.fused_route_quantize);
-  EXPECT_FALSE(next.combine.counts_hidden);
-  EXPECT_EQ(next.route.kernel, RouteKernel::kScatterByBits);
+bool is_vec8(const QuantizePlan& plan) {
+  return plan.kernel == QuantizeKernel::kVec8Cta || plan.kernel == QuantizeKernel::kVec8Warp;
 }
 
-// With logits a run differs only in the kernel before route.
-TEST(RunPlan, ARunOfLogitsSelectsBeforeItRoutes) {
-  for (int64_t tokens : {1, 40, 4000}) {
-    RunPlan given = plan_of(options(), {.tokens = tokens}),
-            selects = plan_of(options(), {.tokens = tokens, .selects = true});
-    EXPECT_FALSE(given.selects);
-    EXPECT_TRUE(selects.selects);
-    given.selects = true;
-    EXPECT_EQ(given, selects);
+TEST(RunPlan, SmallBatchesRouteAndQuantizeInOneKernel) {
+  const int64_t last = kOneCtaAssignments / 8;
+  const struct {
+    int64_t tokens;
+    bool fused;
+    RouteKernel route;
+    RowSource rows;
+  } cases[] = {{1, true, RouteKernel::kOneCta, RowSource::kFusedRouting},
+               {last, true, RouteKernel::kOneCta, RowSource::kGatheredFirst},
+               {last + 1, false, RouteKernel::kScatterByBits, RowSource::kInRows},
+               {kMaxScatteredSlices * kRouteSlice / 8 + 1, false, RouteKernel::kScanScatter,
+                RowSource::kInRows}};
+  for (const auto& one : cases) {
+    SCOPED_TRACE(one.tokens);
+    const RunPlan plan = plan_of(options(), {.tokens = one.tokens});
+    EXPECT_EQ(plan.fused_route_quantize, one.fused);
+    EXPECT_EQ(plan.combine.counts_hidden, one.fused);
+    EXPECT_EQ(plan.routed.gemm1.after_route, one.rows != RowSource::kFusedRouting);
+    EXPECT_EQ(plan.route.kernel, one.route);
+    EXPECT_EQ(plan.routed.gemm1.rows, one.rows);
+    if (one.route == RouteKernel::kScanScatter) {
+      EXPECT_EQ(kRouteSlice % plan.route.slice_parts, 0);
+    }
+    // With logits a run differs only in the kernel before route.
+    RunPlan selects = plan_of(options(), {.tokens = one.tokens, .selects = true});
+    EXPECT_TRUE(selects.selects && !plan.selects);
+    selects.selects = false;
+    EXPECT_EQ(plan, selects);
   }
+  MoeOptions many = options();
+  many.num_experts = 8192;  // their bits do not fit
+  EXPECT_EQ(plan_of(many, {.tokens = 1024}).route.kernel, RouteKernel::kScanScatter);
+
+  const RunPlan none = plan_of(options(), {.tokens = 0});
+  EXPECT_FALSE(none.fused_route_quantize);
+  EXPECT_EQ(none.hidden.kernel, QuantizeKernel::kNone);
+  EXPECT_EQ(none.routed.requantize.kernel, QuantizeKernel::kNone);
+  EXPECT_EQ(none.combine.counting_ctas, 0);
 }
 
 // A narrow configuration with kernels that include a wide one, for a rank that gets many rows.
@@ -105,29 +124,56 @@ TEST(RunPlan, KernelsHoldAWideConfigurationBesides) {
           EXPECT_EQ(plan.route.sorts_tiles(), wide);
           EXPECT_EQ(plan.partial_bytes, wide ? 65536 : 4096);
           EXPECT_FALSE(plan.combine.reads_flags);
+          if (!wide) continue;
           const std::vector<StepPlan> steps = describe(table, config, plan);
-          const auto says = [&](size_t step, const char* words) {
-            return steps[step].kernel.find(words) != std::string::npos;
-          };
-          EXPECT_EQ(says(0, "; tiles of 128, widest first, from 129 rows on"), wide)
-              << steps[0].kernel;
-          EXPECT_EQ(says(2, "narrow or wide"), wide) << steps[2].kernel;
-          EXPECT_EQ(says(4, "narrow or wide"), wide) << steps[4].kernel;
+          EXPECT_THAT(steps[0].kernel, HasSubstr("; tiles of 128, widest first, from 129 rows on"));
+          EXPECT_THAT(steps[2].kernel, HasSubstr("narrow or wide"));
         }
 }
 
-TEST(RunPlan, ScansWhereBitsDoNotFit) {
-  MoeOptions many = options();
-  many.num_experts = 8192;
-  EXPECT_EQ(plan_of(many, {.tokens = 1024}).route.kernel, RouteKernel::kScanScatter);
-  const RunPlan plan = plan_of(options(), {.tokens = kMaxScatteredSlices * kRouteSlice / 8 + 1});
-  EXPECT_EQ(plan.route.kernel, RouteKernel::kScanScatter);
-  EXPECT_EQ(kRouteSlice % plan.route.slice_parts, 0);
+// Each step's output is the next one's input.
+void expect_neighbours_agree(const MoeOptions& layer, const RunFacts& facts) {
+  SCOPED_TRACE(testing::Message() << facts.tokens << " tokens, "
+                                  << to_string(layer.activation_format));
+  const ActivationFormat format = layer.activation_format;
+  const RunPlan plan = plan_of(layer, facts);
+  const GemmPlan& gemm1 = plan.routed.gemm1;
+  const GemmConfig& gemm = kConfigs[static_cast<size_t>(gemm1.config)];
+  EXPECT_EQ(plan.route.tile_n, gemm.tile_n);
+  EXPECT_EQ(plan.routed.gemm2.config, gemm1.config);
+  EXPECT_EQ(plan.hidden.into_rows, gemm1.rows == RowSource::kInRows);
+  EXPECT_EQ(plan.combine.counts_hidden, plan.fused_route_quantize);
+  if (plan.hidden.into_rows) {
+    EXPECT_EQ(layer.shared_intermediate_size, 0) << "the shared expert reads hidden once a token";
+  }
+  if (facts.single_steps) {
+    EXPECT_FALSE(plan.fused_route_quantize || plan.hidden.into_rows ||
+                 plan.combine.counts_intermediate);
+    EXPECT_NE(plan.routed.requantize.kernel, QuantizeKernel::kNone);
+  }
+  if (is_vec8(plan.hidden)) {
+    EXPECT_TRUE(facts.hidden_aligned && facts.hidden_dtype == DType::kBf16 && quantizes(format));
+  }
+  const bool by_gemm2 = plan.routed.requantize.kernel == QuantizeKernel::kByGemm2;
+  EXPECT_EQ(plan.routed.gemm2.waits_for_quantize, quantizes(format) && !by_gemm2);
+  if (by_gemm2) {
+    EXPECT_TRUE(format == ActivationFormat::kFp8 && gemm.fused_requantize && !facts.single_steps);
+  }
+  EXPECT_EQ(plan.operand, Operand::kBf16);
+  EXPECT_EQ(plan.e4m3_weights, format == ActivationFormat::kFp8);
+  for (const QuantizePlan* quantize :
+       {&plan.hidden, &plan.routed.requantize, &plan.shared.requantize}) {
+    if (quantize->kernel == QuantizeKernel::kNone || quantize->kernel == QuantizeKernel::kByGemm2)
+      continue;
+    EXPECT_GT(quantize->ctas, 0);
+    EXPECT_TRUE(quantize->threads > 0 && quantize->threads <= kVec8Threads &&
+                quantize->threads % 32 == 0)
+        << quantize->threads;
+  }
 }
-
-// Each step's output is the next one's input, over batches of all sizes, formats, types and
-// alignments.
+// Batches of all sizes, formats, types and alignments.
 TEST(RunPlan, NeighboursAgree) {
+  MoeOptions layer = options();
   for (const ActivationFormat format :
        {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kFp8})
     for (const int64_t shared_size : {0, 512})
@@ -135,114 +181,60 @@ TEST(RunPlan, NeighboursAgree) {
         for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32})
           for (const bool single : {false, true})
             for (int64_t tokens = 1; tokens <= 16384; tokens = tokens * 3 / 2 + 1) {
-              MoeOptions layer = options();
               layer.activation_format = format;
               layer.shared_intermediate_size = shared_size;
-              const RunPlan plan = plan_of(layer, {tokens, dtype, aligned, single});
-              SCOPED_TRACE(std::to_string(tokens) + " tokens, " + to_string(format));
-              const GemmConfig& gemm = kConfigs[static_cast<size_t>(plan.routed.gemm1.config)];
-              EXPECT_EQ(plan.route.tile_n, gemm.tile_n);
-              EXPECT_EQ(plan.routed.gemm2.config, plan.routed.gemm1.config);
-              EXPECT_EQ(plan.hidden.into_rows, plan.routed.gemm1.rows == RowSource::kInRows);
-              EXPECT_EQ(plan.combine.counts_hidden, plan.fused_route_quantize);
-              if (plan.combine.reads_flags) {
-                EXPECT_TRUE(plan.routed.gemm1.flags_nonfinite);
-              }
-              if (plan.hidden.into_rows) {
-                EXPECT_EQ(shared_size, 0) << "the shared expert reads hidden once a token";
-              }
-              if (single) {
-                EXPECT_FALSE(plan.fused_route_quantize || plan.hidden.into_rows ||
-                             plan.combine.counts_intermediate);
-                EXPECT_NE(plan.routed.requantize.kernel, QuantizeKernel::kNone);
-              }
-              const bool vec8 = plan.hidden.kernel == QuantizeKernel::kVec8Cta ||
-                                plan.hidden.kernel == QuantizeKernel::kVec8Warp;
-              if (vec8) {
-                EXPECT_TRUE(aligned && dtype == DType::kBf16 && quantizes(format));
-              }
-              const bool by_gemm2 = plan.routed.requantize.kernel == QuantizeKernel::kByGemm2;
-              EXPECT_EQ(plan.routed.gemm2.waits_for_quantize, quantizes(format) && !by_gemm2);
-              if (by_gemm2) {
-                EXPECT_TRUE(format == ActivationFormat::kFp8 && gemm.fused_requantize && !single);
-              }
-              EXPECT_EQ(plan.operand, Operand::kBf16);
-              EXPECT_EQ(plan.e4m3_weights, format == ActivationFormat::kFp8);
-              for (const QuantizePlan* quantize :
-                   {&plan.hidden, &plan.routed.requantize, &plan.shared.requantize}) {
-                if (quantize->kernel == QuantizeKernel::kNone ||
-                    quantize->kernel == QuantizeKernel::kByGemm2)
-                  continue;
-                EXPECT_GT(quantize->ctas, 0);
-                EXPECT_GT(quantize->threads, 0);
-                EXPECT_LE(quantize->threads, kVec8Threads);
-                EXPECT_EQ(quantize->threads % 32, 0);
-              }
+              expect_neighbours_agree(layer, {tokens, dtype, aligned, single});
             }
 }
 
-TEST(RunPlan, NamesTheFormatOfRows) {
-  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
-    MoeOptions layer = options();
-    layer.activation_format = format;
-    const auto steps = describe(kTable, *MoeConfig::make(layer), plan_of(layer, {.tokens = 400}));
-    const std::string name = to_string(format);
-    EXPECT_EQ(steps[1].kernel.rfind(name + "_vec8_cta", 0), 0u) << steps[1].kernel;
-    EXPECT_EQ(steps[3].kernel.rfind(name + "_vec8_warp", 0), 0u) << steps[3].kernel;  // 3200 rows
+// A linear has no route that its GEMM could follow; its replacement runs just before.
+TEST(RunPlan, ALinearIsOneGemmAfterQuantize) {
+  const MoeConfig config = *MoeConfig::make(options());
+  for (const int64_t tokens : {1, 40}) {
+    const RunPlan plan = make_linear_plan(kTable, config, config, hopper(), {.tokens = tokens});
+    EXPECT_EQ(plan.shared.gemm2.config, shared(tokens));
+    EXPECT_FALSE(plan.shared.gemm2.after_route);
+    EXPECT_TRUE(plan.shared.gemm2.waits_for_quantize);
+    EXPECT_TRUE(is_vec8(plan.hidden));
+    EXPECT_EQ(plan.hidden.ctas, tokens);
+    EXPECT_EQ(plan.route.cleared_counters, 144);
   }
 }
 
 // gemm2 requantizes under fp8 only, if the configuration can, as long as the rows that each CTA
 // then reads whole are short and few, and if no step is called by itself.
 TEST(RunPlan, Gemm2RequantizesSmallBatches) {
-  const auto requantize_of = [](MoeOptions layer, RunFacts facts, int forced = -1) {
-    return plan_of(layer, facts, forced).routed.requantize.kernel;
-  };
   MoeOptions layer = options();
-  layer.activation_format = ActivationFormat::kFp8;
-  for (const int64_t tokens : {1, 2, 16, 100}) {
-    EXPECT_EQ(requantize_of(layer, {.tokens = tokens}), QuantizeKernel::kByGemm2) << tokens;
-    EXPECT_NE(requantize_of(layer, {.tokens = tokens, .single_steps = true}),
-              QuantizeKernel::kByGemm2)
-        << tokens;
-    EXPECT_NE(requantize_of(layer, {.tokens = tokens}, 1), QuantizeKernel::kByGemm2) << tokens;
-  }
-  const RunPlan plan = plan_of(layer, {.tokens = 1});
-  EXPECT_FALSE(plan.routed.gemm2.waits_for_quantize);
-  EXPECT_EQ(describe(kTable, *MoeConfig::make(layer), plan)[3].kernel, "fp8_by_gemm2");
-  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
-    layer.activation_format = format;
-    EXPECT_NE(requantize_of(layer, {.tokens = 1}), QuantizeKernel::kByGemm2);
-  }
-  layer.activation_format = ActivationFormat::kFp8;
+  const auto by_gemm2 = [&](RunFacts facts, int forced = -1) {
+    return plan_of(layer, facts, forced).routed.requantize.kernel == QuantizeKernel::kByGemm2;
+  };
+  for (const ActivationFormat format :
+       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kFp8})
+    for (const int64_t tokens : {1, 2, 16, 100}) {
+      layer.activation_format = format;
+      EXPECT_EQ(by_gemm2({.tokens = tokens}), format == ActivationFormat::kFp8) << tokens;
+      EXPECT_FALSE(by_gemm2({.tokens = tokens, .single_steps = true})) << tokens;
+      EXPECT_FALSE(by_gemm2({.tokens = tokens}, 1)) << tokens;
+    }
   layer.intermediate_size = 14336;
-  EXPECT_EQ(requantize_of(layer, {.tokens = 1}), QuantizeKernel::kVec8Cta);
+  EXPECT_FALSE(by_gemm2({.tokens = 1}));
   // The shared expert separately: its rows are the tokens.
   layer.shared_intermediate_size = 2048;
   EXPECT_EQ(plan_of(layer, {.tokens = 4}).shared.requantize.kernel, QuantizeKernel::kByGemm2);
   EXPECT_EQ(plan_of(layer, {.tokens = 5}).shared.requantize.kernel, QuantizeKernel::kVec8Cta);
 }
 
-// The configuration is chosen in one place. Another one changes route's tiles, the way rows are
-// loaded, the output of quantize, and combine's counts with it.
-TEST(RunPlan, AForcedConfigurationMovesEveryStep) {
+// gemm1 reports nonfinite rows to combine if its rows come by TMA and nothing quantizes them. A
+// small batch's combine reads the rows themselves.
+TEST(RunPlan, CombineReadsFlagsOfManyTokens) {
   MoeOptions layer = options();
   layer.activation_format = ActivationFormat::kBf16;
-  const RunFacts facts{.tokens = 512};
-  const RunPlan narrow = plan_of(layer, facts, 0), wide = plan_of(layer, facts, 1);
-  EXPECT_EQ(narrow.route.tile_n, 8);
-  EXPECT_EQ(wide.route.tile_n, 64);
-  EXPECT_FALSE(narrow.route.widest_first);
-  EXPECT_TRUE(wide.route.widest_first);
-  EXPECT_FALSE(narrow.hidden.into_rows);
-  EXPECT_TRUE(wide.hidden.into_rows);
-  EXPECT_EQ(narrow.routed.gemm1.rows, RowSource::kGathered);
-  EXPECT_EQ(wide.routed.gemm1.rows, RowSource::kInRows);
-  EXPECT_FALSE(narrow.combine.reads_flags);
-  EXPECT_TRUE(wide.combine.reads_flags);
-  EXPECT_LT(narrow.partial_bytes, wide.partial_bytes);
-  EXPECT_NE(describe(kTable, *MoeConfig::make(layer), narrow),
-            describe(kTable, *MoeConfig::make(layer), wide));
+  for (const int64_t tokens : {kSmallCombineTokens, kSmallCombineTokens + 1}) {
+    EXPECT_FALSE(plan_of(layer, {.tokens = tokens}, 0).combine.reads_flags);
+    const RunPlan plan = plan_of(layer, {.tokens = tokens}, 1);
+    EXPECT_TRUE(plan.routed.gemm1.flags_nonfinite);
+    EXPECT_EQ(plan.combine.reads_flags, tokens > kSmallCombineTokens) << tokens;
+  }
 }
 
 TEST(RunPlan, BatchInvarianceNeverSplitsK) {
@@ -255,46 +247,6 @@ TEST(RunPlan, BatchInvarianceNeverSplitsK) {
   EXPECT_EQ(plan.partial_bytes, 0);
 }
 
-// Hidden is multiplied by its router weight after route and before quantize: the plan has no kernel
-// that would read it earlier or from the batch. The shared expert's hidden is quantized in the same
-// step.
-TEST(RunPlan, OnInputMakesItsRowsBeforehand) {
-  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
-    for (const int64_t shared_size : {0, 512})
-      for (const bool aligned : {false, true})
-        for (int64_t tokens = 1; tokens <= 16384; tokens = tokens * 3 / 2 + 1) {
-          SCOPED_TRACE(std::to_string(tokens) + " tokens, " + to_string(format));
-          MoeOptions layer = options();
-          layer.top_k = 1;
-          layer.activation_format = format;
-          layer.shared_intermediate_size = shared_size;
-          const RunFacts facts{tokens, DType::kBf16, aligned, false};
-          const RunPlan before = plan_of(layer, facts);
-          EXPECT_FALSE(before.weighs_hidden);
-          EXPECT_EQ(before.shared_hidden, QuantizePlan{});
-          layer.router_weight = RouterWeight::kOnInput;
-          const RunPlan plan = plan_of(layer, facts);
-          EXPECT_TRUE(plan.weighs_hidden);
-          EXPECT_FALSE(plan.fused_route_quantize || plan.combine.counts_hidden ||
-                       plan.routed.gemm1.early_hidden);
-          EXPECT_NE(plan.routed.gemm1.rows, RowSource::kFusedRouting);
-          EXPECT_TRUE(plan.routed.gemm1.after_route);
-          EXPECT_EQ(plan.hidden.into_rows, plan.routed.gemm1.rows == RowSource::kInRows);
-          EXPECT_EQ(plan.shared_hidden.kernel != QuantizeKernel::kNone, shared_size > 0);
-          EXPECT_FALSE(plan.shared_hidden.into_rows);
-          const bool vec8 = plan.hidden.kernel == QuantizeKernel::kVec8Cta ||
-                            plan.hidden.kernel == QuantizeKernel::kVec8Warp;
-          EXPECT_EQ(vec8, format == ActivationFormat::kNvfp4) << "the weighed array is aligned";
-          EXPECT_EQ(plan.routed.gemm2, before.routed.gemm2);
-          const std::vector<StepPlan> steps = describe(kTable, *MoeConfig::make(layer), plan);
-          EXPECT_NE(steps[1].kernel.find("hidden times the router weight"), std::string::npos);
-        }
-  MoeOptions layer = options();
-  layer.top_k = 1;
-  layer.router_weight = RouterWeight::kOnInput;
-  EXPECT_FALSE(plan_of(layer, {.tokens = 0}).weighs_hidden);
-}
-
 TEST(RunPlan, PartialsGrowWithTokens) {
   int64_t before = 0;
   for (int64_t tokens = 1; tokens <= 4096; ++tokens) {
@@ -302,14 +254,6 @@ TEST(RunPlan, PartialsGrowWithTokens) {
     EXPECT_GE(bytes, before) << tokens;
     before = bytes;
   }
-}
-
-TEST(RunPlan, OfNoTokensEnqueuesRouteAlone) {
-  const RunPlan plan = plan_of(options(), {.tokens = 0});
-  EXPECT_FALSE(plan.fused_route_quantize);
-  EXPECT_EQ(plan.hidden.kernel, QuantizeKernel::kNone);
-  EXPECT_EQ(plan.routed.requantize.kernel, QuantizeKernel::kNone);
-  EXPECT_EQ(plan.combine.counting_ctas, 0);
 }
 
 // Making a plan is arithmetic: compared with the launches of a run, which take microseconds, it

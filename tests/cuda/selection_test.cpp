@@ -12,6 +12,7 @@
 #include "core/float_formats.h"
 #include "core/random.h"
 #include "core/router.h"
+#include "cuda/device_memory.h"
 #include "cuda/graph.h"
 #include "support/backends.h"
 #include "support/case_run.h"
@@ -67,7 +68,6 @@ class SelectionOnADevice : public BackendTest {
     auto data = must(make_case(spec));
     CaseRun given(backend(), *data), selects(backend(), *data);
     ASSERT_TRUE(given.ok() && selects.ok());
-    const DeviceMemory& memory = *backend().memory;
     const int64_t experts = router.config.num_experts;
     std::vector<float> bias(static_cast<size_t>(experts));
     for (size_t e = 0; e < bias.size(); ++e) bias[e] = static_cast<float>(e * 7 % 16) / 16.0f;
@@ -78,11 +78,8 @@ class SelectionOnADevice : public BackendTest {
     std::memset(blank.topk_ids.data(), 0x7E, blank.topk_ids.size());
     for (float& weight : blank.topk_weights) weight = std::nanf("");
     Batch placed = selects.place(blank.batch(out.data()));
-    auto device_logits = memory.allocate(logits_of(router, spec.tokens, 1).size() + 1, 0, "logits");
-    auto device_bias = memory.allocate(bias.size() * sizeof(float), 0, "bias");
-    ASSERT_TRUE(device_logits.ok() && device_bias.ok());
-    EXPECT_OK(memory.to_device(0, device_bias->data(), bias.data(), bias.size() * sizeof(float),
-                               nullptr));
+    const OnDevice<uint8_t, 1> device_logits(logits_of(router, spec.tokens, 1));
+    const OnDevice<float> device_bias(bias);
     SelectExperts call;
     call.config = router.config;
     call.tokens = spec.tokens;
@@ -90,22 +87,19 @@ class SelectionOnADevice : public BackendTest {
     call.logits_stride = stride_of(router);
     call.ids_dtype = spec.ids_dtype;
     SelectExperts on_device = call;
-    on_device.logits = device_logits->data() + router.padding * bits(router.dtype) / 8;
-    on_device.correction_bias = router.config.correction_bias
-                                    ? reinterpret_cast<const float*>(device_bias->data())
-                                    : nullptr;
+    on_device.logits = device_logits.data() + router.padding * bits(router.dtype) / 8;
+    on_device.correction_bias = router.config.correction_bias ? device_bias.data() : nullptr;
     on_device.topk_ids = const_cast<void*>(placed.topk_ids);
     on_device.topk_weights = const_cast<float*>(placed.topk_weights);
     placed.selection = &on_device;
 
-    cudaStream_t stream = nullptr;
+    const OwnStream stream;
     std::optional<Graph> graph;
     if (captured) {
-      EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
       graph.emplace(stream, [&] { return selects.run_into(placed, serial_executor(), stream); });
       EXPECT_OK(graph->status());
     }
-    for (uint64_t seed = 1; seed <= (captured ? 4u : 3u); ++seed) {
+    for (uint64_t seed = 1; seed <= 3; ++seed) {
       const std::vector<uint8_t> logits = logits_of(router, spec.tokens, seed);
       call.logits = logits.data() + router.padding * bits(router.dtype) / 8;
       call.correction_bias = router.config.correction_bias ? bias.data() : nullptr;
@@ -115,10 +109,12 @@ class SelectionOnADevice : public BackendTest {
       const std::vector<uint8_t> expected = given.run(*data);
 
       selects.poison();
-      EXPECT_OK(memory.to_device(0, device_logits->data(), logits.data(), logits.size(), nullptr));
+      ASSERT_CUDA(
+          cudaMemcpy(device_logits.data(), logits.data(), logits.size(), cudaMemcpyHostToDevice));
+      ASSERT_CUDA(cudaDeviceSynchronize());
       if (captured) {
         graph->launch();
-        EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+        stream.synchronize();
       } else {
         EXPECT_OK(selects.run_into(placed, serial_executor()));
       }
@@ -128,19 +124,15 @@ class SelectionOnADevice : public BackendTest {
       EXPECT_EQ(std::memcmp(given.buffers().status, selects.buffers().status, sizeof(RunStatus)),
                 0);
       EXPECT_EQ(selects.broken_guard(), -1);
-      std::vector<uint8_t> ids(data->topk_ids.size());
-      std::vector<float> weights(data->topk_weights.size());
-      EXPECT_OK(memory.to_host(0, ids.data(), placed.topk_ids, ids.size(), nullptr));
-      EXPECT_OK(memory.to_host(0, weights.data(), placed.topk_weights,
-                               weights.size() * sizeof(float), nullptr));
-      EXPECT_EQ(ids, data->topk_ids) << "seed " << seed;
-      EXPECT_EQ(
-          std::memcmp(weights.data(), data->topk_weights.data(), weights.size() * sizeof(float)),
-          0);
-    }
-    if (captured) {
-      graph.reset();
-      EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+      CaseData written = *data;
+      ASSERT_CUDA(cudaMemcpy(written.topk_ids.data(), placed.topk_ids, written.topk_ids.size(),
+                             cudaMemcpyDeviceToHost));
+      ASSERT_CUDA(cudaMemcpy(written.topk_weights.data(), placed.topk_weights,
+                             written.topk_weights.size() * sizeof(float), cudaMemcpyDeviceToHost));
+      EXPECT_EQ(written.topk_ids, data->topk_ids) << "seed " << seed;
+      EXPECT_EQ(std::memcmp(written.topk_weights.data(), data->topk_weights.data(),
+                            written.topk_weights.size() * sizeof(float)),
+                0);
     }
   }
 
@@ -170,14 +162,7 @@ class SelectionOnADevice : public BackendTest {
 TEST_P(SelectionOnADevice, AFewTokens) {
   expect_same_bits(small(1, ActivationFormat::kNvfp4, 16), softmax(16, 2, false), false);
   expect_same_bits(small(3, ActivationFormat::kBf16, 8, 32), softmax(8, 2, true), false);
-}
-
-TEST_P(SelectionOnADevice, OfFewTokens) {
-  for (const int64_t tokens : {1, 4})
-    for (const ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4})
-      expect_same_bits(small(tokens, format, 128), softmax(128, 8, true), false);
-  expect_same_bits(small(4, ActivationFormat::kBf16, 8, 32), softmax(8, 2, false), false);
-  expect_same_bits(small(3, ActivationFormat::kNvfp4, 40, 32), softmax(40, 6, false), false);
+  expect_same_bits(small(0, ActivationFormat::kBf16, 16), softmax(16, 2, true), false);
 }
 
 // Types, strides and alignments of logits, experts of one rank, ids of 64 bits, hidden in other
@@ -196,15 +181,19 @@ TEST_P(SelectionOnADevice, OfEveryKindOfArray) {
     }
 }
 
-// Many tokens or experts, a bias, groups, weights before and after the experts.
+// Few and many tokens and experts, a bias, groups, weights before and after the experts.
 TEST_P(SelectionOnADevice, OfEveryKindOfRouter) {
-  expect_same_bits(small(5, ActivationFormat::kBf16, 128), softmax(128, 8, true), false);
+  for (const int64_t tokens : {1, 4, 5})
+    expect_same_bits(small(tokens, ActivationFormat::kBf16, 128), softmax(128, 8, true), false);
+  expect_same_bits(small(3, ActivationFormat::kNvfp4, 40, 32), softmax(40, 6, false), false);
   expect_same_bits(small(33, ActivationFormat::kNvfp4, 16), softmax(16, 4, false), false);
   expect_same_bits(small(2, ActivationFormat::kBf16, 264), softmax(264, 8, true), false);
-  Router biased = softmax(32, 4, true);
-  biased.config.scoring = Scoring::kSigmoid;
-  biased.config.correction_bias = true;
-  expect_same_bits(small(2, ActivationFormat::kBf16, 32), biased, false);
+  for (const Scoring scoring : {Scoring::kSigmoid, Scoring::kSqrtSoftplus}) {
+    Router biased = softmax(32, 4, true);
+    biased.config.scoring = scoring;
+    biased.config.correction_bias = true;
+    expect_same_bits(small(2, ActivationFormat::kBf16, 32), biased, false);
+  }
   Router grouped = softmax(32, 4, true);
   grouped.config.num_expert_group = 4;
   grouped.config.topk_group = 2;
@@ -212,18 +201,13 @@ TEST_P(SelectionOnADevice, OfEveryKindOfRouter) {
   Case weighed = small(2, ActivationFormat::kBf16, 16);
   weighed.options.router_weight = RouterWeight::kOnInput;
   expect_same_bits(weighed, softmax(16, 1, false), false);
-  Case before = small(2, ActivationFormat::kBf16, 16);
-  before.options.router_weight = RouterWeight::kBeforeDown;
-  expect_same_bits(before, softmax(16, 2, true), false);
+  weighed.options.router_weight = RouterWeight::kBeforeDown;
+  expect_same_bits(weighed, softmax(16, 2, true), false);
 }
 
 TEST_P(SelectionOnADevice, InAGraphThatIsReplayed) {
   for (const int64_t tokens : {1, 3, 12})
     expect_same_bits(small(tokens, ActivationFormat::kBf16, 128), softmax(128, 8, true), true);
-}
-
-TEST_P(SelectionOnADevice, NoTokens) {
-  expect_same_bits(small(0, ActivationFormat::kBf16, 16), softmax(16, 2, true), false);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, SelectionOnADevice, testing::ValuesIn(device_backends()),

@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
 
 #include "backend/sm90/config.h"
 #include "backend/sm90/config_table.h"
@@ -13,40 +16,45 @@ namespace {
 
 // A rank with some of the experts may get all assignments of a batch; a whole layer gets the number
 // that the host counts.
-TEST(Sm90Backend, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
+TEST(Sm90Config, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
   MoeOptions options = case_table().front().options;
   options.num_experts = 384;
   options.top_k = 8;
+  MoeOptions without_gate = options;
+  without_gate.activation = Activation::kRelu2;
   for (const sm90::ConfigTable* table : {&sm90::kBf16Table, &sm90::kFp8Table}) {
     SCOPED_TRACE(table->configs.front().name);
-    const auto config = *MoeConfig::make(options);
-    const auto config_of = [&](int64_t experts, int64_t tokens) {
-      return table
-          ->configs[static_cast<size_t>(sm90::routed_config(*table, config, {0, experts}, tokens))];
+    const auto config_of = [&](const MoeOptions& of, int64_t experts, int64_t tokens) {
+      const auto config = *MoeConfig::make(of);
+      const int index = sm90::routed_config(*table, config, {0, experts}, tokens);
+      return table->configs[static_cast<size_t>(index)];
     };
-    for (int64_t tokens : {1, 8, 32}) EXPECT_LT(config_of(48, tokens).wide, 0) << tokens;
-    for (int64_t tokens : {33, 64, 120, 256, 512, 900}) {
-      const sm90::GemmConfig rank = config_of(48, tokens), layer = config_of(384, tokens);
+    for (const int64_t tokens : {1, 8, 32, 33, 64, 120, 256, 512, 900}) {
+      const auto rank = config_of(options, 48, tokens), layer = config_of(options, 384, tokens);
       EXPECT_LT(layer.wide, 0) << tokens;
-      if (layer.tma_rows) continue;
-      EXPECT_EQ(rank.tile_n, layer.tile_n) << tokens;
-      EXPECT_EQ(rank.wide, sm90::kWideConfig) << tokens;
+      EXPECT_EQ(rank.wide, tokens > 32 && !layer.tma_rows ? sm90::kWideConfig : -1) << tokens;
+      if (!layer.tma_rows) {
+        EXPECT_EQ(rank.tile_n, layer.tile_n) << tokens;
+      }
     }
-    EXPECT_EQ(config_of(48, 512).tile_n, 32);
-    EXPECT_EQ(config_of(48, 1024).wide, -1);
-    EXPECT_EQ(config_of(48, 4096).tile_n, 128);
-    EXPECT_EQ(config_of(384, 1024).tile_n, 64);
+    std::set<std::pair<std::string, int>> chosen;  // by name, and with a wide one or without
+    for (int64_t tokens = 1; tokens <= 8192; tokens += 1 + tokens / 16)
+      for (const int64_t experts : {4, 48, 384}) {
+        MoeOptions layer = options;
+        set_sizes(layer, experts == 4 ? 4 : 384, experts == 4 ? 2 : 8, 1040, 720);
+        const sm90::GemmConfig config = config_of(layer, experts, tokens);
+        chosen.emplace(config.name, config.wide);
+      }
+    EXPECT_EQ(chosen.size(), table->configs.size()) << "one is never chosen";
+    EXPECT_EQ(config_of(options, 48, 512).tile_n, 32);
+    EXPECT_EQ(config_of(options, 48, 1024).wide, -1);
+    EXPECT_EQ(config_of(options, 48, 4096).tile_n, 128);
+    EXPECT_EQ(config_of(options, 384, 1024).tile_n, 64);
+    EXPECT_LT(config_of(without_gate, 48, 256).wide, 0);
     const sm90::GemmConfig& wide = table->configs[sm90::kWideConfig];
     EXPECT_EQ(wide.tile_n, 128);
     EXPECT_EQ(wide.min_n, 8);  // a cold expert's rows, next to a hot one's
-    MoeOptions without_gate = options;
-    without_gate.activation = Activation::kRelu2;
-    EXPECT_LT(table
-                  ->configs[static_cast<size_t>(
-                      sm90::routed_config(*table, *MoeConfig::make(without_gate), {0, 48}, 256))]
-                  .wide,
-              0);
-    for (int64_t tokens : {1, 8, 9, 32, 33, 64, 65, 1000}) {
+    for (const int64_t tokens : {1, 8, 9, 32, 33, 64, 65, 1000}) {
       const sm90::GemmConfig& shared =
           table->configs[static_cast<size_t>(sm90::shared_config(*table, tokens))];
       EXPECT_LT(shared.wide, 0);

@@ -1,12 +1,15 @@
-// The packed layout on a host: every code and scale is restored, and the bits have the meaning that
-// the kernels assume.
-#include "backend/cuda/packed_tile.h"
-
+// Layouts on a host: every code and scale is restored, and the bits have the meaning that the
+// kernels assume.
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <set>
+#include <vector>
 
+#include "backend/cuda/fp4_operand.h"
+#include "backend/cuda/packed_tile.h"
+#include "backend/sm100/row_tile.h"
+#include "backend/sm100/weight_tile.h"
 #include "core/float_formats.h"
 
 namespace nvfp4_moe::internal::cuda {
@@ -59,31 +62,38 @@ TEST(PackedTile, ScalesAreTheSameNumbersAndComeBack) {
   }
 }
 
-// Lanes and scale words fill a tile without gap or overlap.
-TEST(PackedTile, OffsetsCoverTheTile) {
-  std::set<int> starts;
-  for (int group = 0; group < kGroups; ++group)
-    for (int half = 0; half < kHalves; ++half) {
-      for (int lane = 0; lane < 32; ++lane) {
-        EXPECT_EQ(lane_offset(group, half, lane) % 16, 0);
-        EXPECT_TRUE(starts.insert(lane_offset(group, half, lane)).second);
-      }
-      for (int r = 0; r < 8; ++r) EXPECT_TRUE(starts.insert(scale_offset(group, half, r)).second);
+TEST(Fp4Operand, OffsetsCoverTheRow) {
+  for (int64_t k : {16, 48, 64, 144, 256, 272, 720, 1040, 7168}) {
+    SCOPED_TRACE(k);
+    const int64_t row_bytes = fp4_row_bytes(k), vec8s = fp4_row_vec8s(k);
+    EXPECT_EQ(row_bytes % 16, 0);
+    EXPECT_GE(vec8s * 8, k);
+    EXPECT_LT(vec8s * 8, k + kFp4KBlock);
+    std::vector<int> written(static_cast<size_t>(row_bytes));
+    for (int64_t i = 0; i < vec8s; ++i) {
+      EXPECT_EQ(fp4_codes_offset(i) % 4, 0);
+      for (int64_t byte = 0; byte < 4; ++byte)
+        ++written.at(static_cast<size_t>(fp4_codes_offset(i) + byte));
+      EXPECT_EQ(fp4_scale_offset(i), fp4_scale_offset(i / 2 * 2));
+      if (i % 2 == 0) ++written.at(static_cast<size_t>(fp4_scale_offset(i)));
     }
-  EXPECT_EQ(static_cast<int64_t>(starts.size()), kTileCodeBytes / 16 + kTileScaleBytes / 8);
-  EXPECT_EQ(*starts.rbegin() + 8, kTileBytes);
+    for (int times : written) ASSERT_EQ(times, 1);
+  }
 }
 
-TEST(PackedTile, JoinedRowsPairGateAndUp) {
-  for (int64_t m = 0; m < 4 * kTileRows; ++m) {
-    const JoinedRow row = joined_row(m);
-    if (m % 16 < 8) {
-      EXPECT_EQ(row.projection, 0);
-      EXPECT_EQ(joined_row(m + 8).projection, 1);
-      EXPECT_EQ(joined_row(m + 8).row, row.row);
-      EXPECT_EQ(row.row, m / 16 * 8 + m % 16);
+// Eight rows of 16 bytes at the same k, which the tensor cores read together, are in 128 bytes of
+// different banks.
+TEST(Tcgen05Tile, EightRowsHaveNoBankConflict) {
+  for (int row = 0; row < kTileRows; row += 8)
+    for (int c = 0; c < sm100::kRowVecs; ++c) {
+      std::set<int> weights, rows;
+      for (int r = row; r < row + 8; ++r) {
+        weights.insert(sm100::weight_codes_offset(r, c % 4) % 128);
+        rows.insert(sm100::row_codes_offset(r, c) % 128);
+      }
+      EXPECT_EQ(weights.size(), 8u);
+      EXPECT_EQ(rows.size(), 8u);
     }
-  }
 }
 
 }  // namespace

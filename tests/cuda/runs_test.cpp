@@ -85,7 +85,9 @@ TEST_P(RunsOnADevice, BiasesAndExpertsWithoutAGate) {
   for (const ActivationFormat format : {kBf16, kNvfp4})
     for (const bool biases : {true, false}) {
       const Activation activation = biases ? Activation::kSwigluOai : Activation::kRelu2;
-      for (const int64_t tokens : {1, 110}) expect_right(kind(activation, biases, format, tokens));
+      // up to eight tokens sm90's run under bf16 is one kernel (sm90_decode_test.cpp)
+      for (const int64_t tokens : {format == kBf16 ? 9 : 1, 110})
+        expect_right(kind(activation, biases, format, tokens));
       for (int config = 0; config < configurations_of(backend(), format); ++config)
         expect_right(kind(activation, true, format, 14), config);
       if (HasFailure()) return;

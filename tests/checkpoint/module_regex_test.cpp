@@ -101,13 +101,10 @@ TEST(ModuleRegex, KnowsWhetherDigitsAreEqual) {
 
 TEST(ModuleRegex, RefusesByNameWhatItDoesNotUnderstand) {
   for (const char* expression :
-       {"(a)\\1", "(?i)a", "a*+", "(?>a)", "(?P=x)", "(?#x)", "\\q", "\\x41", "(?<=a+)b"}) {
-    const Status status = ModuleRegex::regex(expression).status();
-    EXPECT_THAT(status, Refused(Code::kUnsupported, "regular expression '"));
-  }
-  for (const char* expression :
-       {"(", ")", "a**", "*a", "[a", "a\\", "a{2}{3}", "[z-a]", "x{3,2}", "^*"})
-    EXPECT_EQ(ModuleRegex::regex(expression).status().code(), Code::kUnsupported) << expression;
+       {"(a)\\1", "(?i)a", "a*+", "(?>a)", "(?P=x)", "(?#x)", "\\q", "\\x41", "(?<=a+)b", "(", ")",
+        "a**", "*a", "[a", "a\\", "a{2}{3}", "[z-a]", "x{3,2}", "^*"})
+    EXPECT_THAT(ModuleRegex::regex(expression),
+                Refused(Code::kUnsupported, "regular expression '"));
 }
 
 ATTACK_TEST(kHostileFiles, ModuleRegex, HostileExpressionsEnd) {

@@ -16,8 +16,7 @@ using nlohmann::json;
 // The builder's config after a JSON merge patch, in which null removes a field.
 inline json config_of(const char* type, const char* patch = "{}",
                       SourceFormat format = SourceFormat::kModelOpt) {
-  CheckpointBuilder builder(
-      {.model_type = type, .format = format, .layers = 1, .num_experts = 4});
+  CheckpointBuilder builder({.model_type = type, .format = format, .layers = 1, .num_experts = 4});
   builder.config().merge_patch(json::parse(patch));
   return builder.config();
 }

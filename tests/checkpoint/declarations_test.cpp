@@ -36,13 +36,9 @@ TEST(Quantization, IsDeclaredOrRefusedByName) {
       // Algorithms that decode otherwise.
       {SourceFormat::kModelOpt, R"({"quant_algo": "NVFP4_AWQ"})",
        "unsupported: config.json quantization_config: quant_algo NVFP4_AWQ: activations must be"},
-      {SourceFormat::kModelOpt, R"({"quant_algo": "nvfp4_awq"})", "quant_algo NVFP4_AWQ"},
-      {SourceFormat::kModelOpt, R"({"quant_algo": "NVFP4_SVD"})", "unsupported"},
       {SourceFormat::kModelOpt, R"({"quant_algo": "FP8"})", "FP8 experts are not NVFP4"},
-      {SourceFormat::kModelOpt, R"({"quant_algo": "INT4_AWQ"})", "unsupported"},
       {SourceFormat::kModelOpt, R"({"quant_algo": "SOMETHING"})", "SOMETHING"},
       {SourceFormat::kModelOpt, R"({"quant_method": "gptq"})", "unsupported"},
-      {SourceFormat::kModelOpt, R"({"quant_method": "fp8"})", "unsupported"},
       // FP8 activations.
       {SourceFormat::kModelOpt, R"({"quant_algo": "W4A8_NVFP4_FP8", "config_groups": null})",
        "fp8"},

@@ -82,26 +82,6 @@ ATTACK_TEST(kPlantedFaults, GgufFault, IsToldByItsOwnId) {
   }
 }
 
-TEST(Gguf, CodesUnderAZeroScaleBecomeZero) {
-  GgufBuilder builder = gguf_model();
-  builder.tensors()[kUp].bytes[3] = 0;
-  builder.tensors()[kUp].bytes[4 + 3 * 8] = 0x77;
-  TempDir dir;
-  const auto checkpoint = opened(dir, builder);
-  const auto loaded = must(checkpoint->expert(0, 0));
-  for (int b = 0; b < 8; ++b) EXPECT_EQ(loaded->source.up.row_codes(0)[24 + b], 0);
-  EXPECT_NE(loaded->source.up.row_codes(0)[0] | loaded->source.up.row_codes(0)[1], 0);
-}
-
-TEST(Gguf, AnMxfp4ScaleOf255IsRefused) {
-  GgufBuilder builder = gguf_model({.type = GgufBuilder::kMxfp4});
-  builder.tensors()[1].bytes[0] = static_cast<char>(0xFF);
-  TempDir dir;
-  const auto checkpoint = opened(dir, builder);
-  EXPECT_EQ(checkpoint->expert(0, 0).status().finding(), "block_scale_nan");
-  EXPECT_OK(checkpoint->expert(0, 1));
-}
-
 TEST(Gguf, SlicesHaveTheBytesOfTheWhole) {
   for (const uint32_t type : {GgufBuilder::kNvfp4, GgufBuilder::kMxfp4}) {
     TempDir dir;
@@ -198,26 +178,6 @@ TEST(Gguf, ThePathsOfOneModelAreTheSame) {
   EXPECT_THAT(Checkpoint::open(dir.path().string()).status().message(),
               HasSubstr("model.safetensors"));
   EXPECT_OK(Checkpoint::open(dir.file("model.gguf")));
-}
-
-TEST(Gguf, LoadsThroughTheCInterface) {
-  TempDir dir;
-  write_file(dir.file("model.gguf"), gguf_model().bytes());
-  nvfp4_moe_checkpoint* checkpoint = nullptr;
-  ASSERT_EQ(nvfp4_moe_checkpoint_open(dir.file("model.gguf").c_str(), &checkpoint),
-            NVFP4_MOE_STATUS_OK);
-  auto options = nvfp4_moe::make<nvfp4_moe_layer_options>();
-  options.max_tokens = 4;
-  nvfp4_moe_layer* layer = nullptr;
-  ASSERT_EQ(nvfp4_moe_layer_open_checkpoint(checkpoint, 1, nullptr, &options, &layer),
-            NVFP4_MOE_STATUS_OK)
-      << nvfp4_moe_last_error();
-  char* text = nullptr;
-  ASSERT_EQ(nvfp4_moe_layer_describe(layer, &text), NVFP4_MOE_STATUS_OK);
-  EXPECT_THAT(std::string(text), HasSubstr("\"hidden_size\":128"));
-  nvfp4_moe_text_free(text);
-  nvfp4_moe_layer_close(layer);
-  nvfp4_moe_checkpoint_close(checkpoint);
 }
 
 }  // namespace

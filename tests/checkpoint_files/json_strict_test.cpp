@@ -54,14 +54,14 @@ TEST(JsonStrict, NonFiniteNumbersAreReadIfTheyAreAllowed) {
   JsonLimits limits;
   limits.non_finite = true;
   const auto parsed = must(parse_json_strict(
-      R"({"a":[0.0,Infinity],"b":-Infinity,"c":NaN,"d":"NaN, \"Infinity\"","e":[NaN,NaN],"NaN":1E0,"f":1e0})",
+      R"({"a":[0.0,Infinity],"b":-Infinity,"c":NaN,"d":"NaN, \"Infinity\"","e":[NaN,NaN],)"
+      R"("NaN":1E0,"f":1e0})",
       limits));
-  EXPECT_EQ(
-      parsed->dump(-1, false, true),
-      R"({"NaN":1.0,"a":[0.0,Infinity],"b":-Infinity,"c":NaN,"d":"NaN, \"Infinity\"","e":[NaN,NaN],"f":1.0})");
-  EXPECT_EQ(
-      parsed->dump(),
-      R"({"NaN":1.0,"a":[0.0,null],"b":null,"c":null,"d":"NaN, \"Infinity\"","e":[null,null],"f":1.0})");
+  EXPECT_EQ(parsed->dump(-1, false, true),
+            R"({"NaN":1.0,"a":[0.0,Infinity],"b":-Infinity,"c":NaN,"d":"NaN, \"Infinity\"",)"
+            R"("e":[NaN,NaN],"f":1.0})");
+  EXPECT_EQ(parsed->dump(), R"({"NaN":1.0,"a":[0.0,null],"b":null,"c":null,)"
+                            R"("d":"NaN, \"Infinity\"","e":[null,null],"f":1.0})");
   EXPECT_EQ(describe_json((*parsed)["b"]), "-Infinity");
   EXPECT_EQ(exact_int64((*parsed)["b"]), std::nullopt);
   for (const char* text :

@@ -36,8 +36,7 @@ inline void expect_quantized(const std::string& in, const std::string& out, int6
   auto floats = must(float_expert(*source, layer, expert));
   const auto loaded = must(target->expert(layer, expert));
   FloatWeights* const matrices[] = {&floats->gate, &floats->up, &floats->down};
-  const Nvfp4View* const views[] = {&loaded->source.gate, &loaded->source.up,
-                                    &loaded->source.down};
+  const Nvfp4View* const views[] = {&loaded->source.gate, &loaded->source.up, &loaded->source.down};
   std::vector<float> x[3];
   for (size_t p = 0; p < 3; ++p) {
     FloatWeights& matrix = *matrices[p];

@@ -67,33 +67,6 @@ TEST(Synthesize, SameSeedSameBytesOnEveryMachine) {
   EXPECT_EQ(hash_of(*a), kGoldenHash);
 }
 
-TEST(Synthesize, WeightsHaveHeavyTailsAndUnevenRows) {
-  TempDir dir;
-  ASSERT_OK(synthesize_checkpoint(dir.file("m"), two_layers()));
-  const auto index = must(TensorIndex::open(dir.file("m")));
-  const TensorIndex::Ref ref = index->find("layers.0.ffn.experts.0.w1.weight");
-  ASSERT_NE(ref.info, nullptr);
-  const std::vector<uint16_t> weights = read_tensor<uint16_t>(*ref.file, *ref.info);  // (64, 128)
-  double sum2 = 0, sum4 = 0, least = 1e30, most = 0;
-  for (int r = 0; r < 64; ++r) {
-    double row2 = 0;
-    for (int c = 0; c < 128; ++c) {
-      const double x = bf16_to_float(weights.at(static_cast<size_t>(r * 128 + c)));
-      ASSERT_TRUE(std::isfinite(x));
-      row2 += x * x;
-      sum4 += x * x * x * x;
-    }
-    sum2 += row2;
-    least = std::min(least, row2);
-    most = std::max(most, row2);
-  }
-  const double n = 64 * 128;
-  EXPECT_GT(sum4 / n / (sum2 / n * sum2 / n), 5.0) << "kurtosis; a Gaussian has 3";
-  EXPECT_GT(most / least, 8.0);
-  EXPECT_GT(std::sqrt(sum2 / n), 0.3 / std::sqrt(128.0));
-  EXPECT_LT(std::sqrt(sum2 / n), 3.0 / std::sqrt(128.0));
-}
-
 TEST(Synthesize, RefusesBadOptionsAndUsedDirectories) {
   TempDir dir;
   const auto code = [&](auto change) {

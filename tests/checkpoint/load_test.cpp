@@ -74,7 +74,8 @@ TEST_P(Load, EveryExpertIsWhatWasWritten) {
       EXPECT_EQ(checkpoint->tensor_name(layer, e, "down"),
                 builder.tensor_name(layer, e, "down", "codes"));
     }
-    for (const Finding& finding : *must(checkpoint->validate(layer, {0, 4})))
+    const auto findings = must(checkpoint->validate(layer, {0, 4}));
+    for (const Finding& finding : *findings)
       EXPECT_EQ(finding.severity, Severity::kNote) << to_string(finding);
     // With stacked NVFP4 experts the builder leaves the shared expert in floats. The host has to
     // add such a shared expert itself.

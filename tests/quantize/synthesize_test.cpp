@@ -114,7 +114,8 @@ TEST(Synthesize, NemotronShapeLoadsToo) {
     EXPECT_EQ(expert->source.gate.rows, 0);
     EXPECT_EQ(expert->source.up.rows, 64);
     EXPECT_EQ(expert->source.down.rows, options->hidden_size);
-    for (const Finding& finding : *must(checkpoint->validate(3, {0, 4})))
+    const auto found = must(checkpoint->validate(3, {0, 4}));
+    for (const Finding& finding : *found)
       EXPECT_NE(finding.severity, Severity::kError) << to_string(finding);
     if (latent == 0) {
       EXPECT_OK(checkpoint->shared_expert(3));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -111,43 +112,45 @@ inline std::vector<uint8_t> joined(const std::vector<uint8_t>& gate, const std::
   return out;
 }
 
-// Takes the tensor out of the builder.
-inline RawTensor take(CheckpointBuilder& builder, const std::string& name) {
-  auto node = builder.tensors().extract(name);
-  EXPECT_FALSE(node.empty()) << name;
-  return node.empty() ? RawTensor() : node.mapped();
+// Takes one part of all experts of a layer out of the builder, as one tensor: (experts, rows, cols)
+// or (experts) of a projection; with twice the rows, or (experts, 2), if up's follow in this order.
+inline RawTensor take_stack(CheckpointBuilder& builder, int64_t layer, const char* projection,
+                            const char* part, std::optional<GateUpOrder> with_up = {}) {
+  const auto take = [&](int64_t expert, const char* of) {
+    auto node = builder.tensors().extract(builder.tensor_name(layer, expert, of, part));
+    return node.empty() ? RawTensor() : node.mapped();
+  };
+  RawTensor stack;
+  const int64_t experts = builder.options().num_experts;
+  for (int64_t e = 0; e < experts; ++e) {
+    RawTensor one = take(e, projection);
+    if (one.bytes.empty()) return one;  // the format has no such part
+    const bool scalar = one.shape.size() < 2;
+    if (scalar) one.shape = {1};
+    if (with_up) {
+      const size_t row_bytes = one.bytes.size() / static_cast<size_t>(one.shape[0]);
+      one.bytes = joined(one.bytes, take(e, "up").bytes, row_bytes, *with_up);
+      one.shape[0] *= 2;
+    }
+    stack.dtype = one.dtype;
+    stack.shape = scalar && !with_up ? std::vector<int64_t>() : one.shape;
+    stack.bytes.insert(stack.bytes.end(), one.bytes.begin(), one.bytes.end());
+  }
+  stack.shape.insert(stack.shape.begin(), experts);
+  return stack;
 }
-
-inline bool is_scalar(const RawTensor& tensor) { return tensor.shape.size() < 2; }
 
 // All experts of a layer as `<stem>.w13_<part>` and `<stem>.w2_<part>`. gate and up keep a tensor
 // scale each.
 inline void stack_layer(CheckpointBuilder& builder, int64_t layer, GateUpOrder order) {
-  const int64_t experts = builder.options().num_experts;
   for (const char* part : {"codes", "scales", "tensor_scale", "input_scale"}) {
     const std::string name = builder.tensor_name(layer, 0, "gate", part);
-    if (builder.tensors().find(name) == builder.tensors().end()) continue;
     const std::string stem = name.substr(0, name.find(".experts.") + 9);
-    RawTensor both, down;
-    for (int64_t e = 0; e < experts; ++e) {
-      const RawTensor gate = take(builder, builder.tensor_name(layer, e, "gate", part));
-      const RawTensor up = take(builder, builder.tensor_name(layer, e, "up", part));
-      const RawTensor below = take(builder, builder.tensor_name(layer, e, "down", part));
-      const size_t row =
-          is_scalar(gate) ? 4 : gate.bytes.size() / static_cast<size_t>(gate.shape[0]);
-      const auto rows = joined(gate.bytes, up.bytes, row, order);
-      both.bytes.insert(both.bytes.end(), rows.begin(), rows.end());
-      down.bytes.insert(down.bytes.end(), below.bytes.begin(), below.bytes.end());
-      both.dtype = down.dtype = gate.dtype;
-      both.shape = is_scalar(gate)
-                       ? std::vector<int64_t>{experts, 2}
-                       : std::vector<int64_t>{experts, 2 * gate.shape[0], gate.shape[1]};
-      down.shape = is_scalar(gate) ? std::vector<int64_t>{experts}
-                                   : std::vector<int64_t>{experts, below.shape[0], below.shape[1]};
-    }
     const std::string suffix = name.substr(name.rfind('.') + 1);
+    const RawTensor both = take_stack(builder, layer, "gate", part, order);
+    if (both.bytes.empty()) continue;
     builder.tensors()[stem + "w13_" + suffix] = both;
-    builder.tensors()[stem + "w2_" + suffix] = down;
+    builder.tensors()[stem + "w2_" + suffix] = take_stack(builder, layer, "down", part);
   }
 }
 

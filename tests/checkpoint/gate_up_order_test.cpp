@@ -6,46 +6,37 @@
 namespace nvfp4_moe::internal::test::gate_up_order_test {
 namespace {
 
+constexpr GateUpOrder kOrders[] = {GateUpOrder::kGateFirst, GateUpOrder::kUpFirst,
+                                   GateUpOrder::kInterleaved};
+
 // Opens the stacked copy of a checkpoint and compares its experts with the original's.
 void expect_same_experts(const BuilderOptions& options, GateUpOrder order,
                          const CheckpointOptions& reading) {
-  CheckpointBuilder plain(options), stacked(options);
+  SCOPED_TRACE(options.model_type + " " + to_string(options.format) + " " + to_string(order));
+  CheckpointBuilder plain(options);
+  const int64_t layer = plain.layers().back();
+  for (int64_t e = 0; e < options.num_experts; ++e)
+    plain.matrix(layer, e, "up").tensor_scale *= 1.5f;  // another one than gate's
+  CheckpointBuilder stacked = plain;
   stack_experts(stacked, order);
   const Opened theirs(plain), ours(stacked, reading);
-  const int64_t layer = plain.layers().back();
   EXPECT_OK(ours->check_layout(layer, {0, options.num_experts}));
-  for (int64_t e = 0; e < options.num_experts; ++e) {
-    for (const IntermediateSlice slice : {IntermediateSlice{}, {16, 16}}) {
+  for (int64_t e = 0; e < options.num_experts; ++e)
+    for (const IntermediateSlice slice : {IntermediateSlice{}, {16, 16}})
       expect_same(ours->expert(layer, e, slice), theirs->expert(layer, e, slice));
-    }
-  }
   EXPECT_EQ(ours->layer_scales(layer)->hidden, theirs->layer_scales(layer)->hidden);
 }
 
 // The names of inference engines' parameters, as ModelOpt exports them for some models.
-TEST(GateUpOrder, W13IsGateFirstInFamiliesOfSilu) {
+TEST(GateUpOrder, IsTheFamilysOrTheCallers) {
   for (const char* type :
-       {"qwen3_moe", "glm4_moe", "mixtral", "deepseek_v3", "deepseek_v4", "minimax_m2"}) {
-    for (const SourceFormat format :
-         {SourceFormat::kModelOpt, SourceFormat::kCompressedTensors, SourceFormat::kFloat}) {
-      SCOPED_TRACE(std::string(type) + " " + to_string(format));
-      if (std::string(type) == "deepseek_v4" && format == SourceFormat::kCompressedTensors)
-        continue;
-      expect_same_experts({.model_type = type, .format = format}, GateUpOrder::kGateFirst, {});
-    }
-  }
-}
-
-TEST(GateUpOrder, TheCallerDecides) {
+       {"qwen3_moe", "glm4_moe", "mixtral", "deepseek_v3", "deepseek_v4", "minimax_m2"})
+    expect_same_experts({.model_type = type}, GateUpOrder::kGateFirst, {});
   for (const SourceFormat format :
-       {SourceFormat::kModelOpt, SourceFormat::kCompressedTensors, SourceFormat::kFloat}) {
-    for (const GateUpOrder order :
-         {GateUpOrder::kGateFirst, GateUpOrder::kUpFirst, GateUpOrder::kInterleaved}) {
-      SCOPED_TRACE(std::string(to_string(format)) + " " + to_string(order));
+       {SourceFormat::kModelOpt, SourceFormat::kCompressedTensors, SourceFormat::kFloat})
+    for (const GateUpOrder order : kOrders)
       expect_same_experts({.model_type = "glm4_moe", .format = format}, order,
                           {.gate_up_order = order});
-    }
-  }
 }
 
 TEST(GateUpOrder, AnOrderThatContradictsTheFamilyIsReported) {
@@ -62,18 +53,17 @@ TEST(GateUpOrder, AnOrderThatContradictsTheFamilyIsReported) {
 }
 
 // Under one name, engines store the rows for this activation in either order.
-TEST(GateUpOrder, AnUnknownOrderIsRefusedAndSaysWhichOptionDecides) {
+TEST(GateUpOrder, AnUnknownOrderIsRefusedWithTheOptionThatDecides) {
   const BuilderOptions options{.model_type = "minimax_m3", .format = SourceFormat::kFloat};
   CheckpointBuilder builder(options);
   stack_experts(builder, GateUpOrder::kInterleaved);
   const Opened unknown(builder);
   const int64_t layer = builder.layers().front();
   const Status refused = unknown->expert(layer, 0).status();
-  EXPECT_EQ(refused.code(), Code::kUnsupported);
   EXPECT_EQ(refused.finding(), "gate_up_order_unknown");
-  EXPECT_THAT(
-      refused.message(),
-      HasSubstr("set gate_up_order (--gate-up-order) to gate_first, up_first, interleaved"));
+  EXPECT_THAT(refused,
+              Refused(Code::kUnsupported,
+                      "set gate_up_order (--gate-up-order) to gate_first, up_first, interleaved"));
   EXPECT_EQ(unknown->check_layout(layer, {0, 8}).finding(), "gate_up_order_unknown");
   EXPECT_NE(find(*unknown->validate(layer, {0, 8}), "gate_up_order_unknown"), nullptr);
   expect_same_experts(options, GateUpOrder::kInterleaved,
@@ -85,39 +75,61 @@ TEST(GateUpOrder, OtherNamesOfBothAreRefusedByName) {
   for (const char* word : {"w31_", "w3_w1_"}) {
     CheckpointBuilder builder({.model_type = "qwen3_moe", .layers = 1});
     stack_experts(builder, GateUpOrder::kUpFirst);
-    auto& tensors = builder.tensors();
     const std::string stem = "model.layers.0.mlp.experts.";
     for (const char* part : {"weight", "weight_scale", "weight_scale_2", "input_scale"}) {
-      auto node = tensors.extract(stem + "w13_" + part);
+      auto node = builder.tensors().extract(stem + "w13_" + part);
       node.key() = stem + word + part;
-      tensors.insert(std::move(node));
+      builder.tensors().insert(std::move(node));
     }
     const Opened checkpoint(builder);
     EXPECT_THAT(checkpoint->expert(0, 0).status().message(), HasSubstr(stem + word));
   }
 }
 
-// A shared expert in one tensor: `shared_experts.w13.weight`.
+// A shared expert in one tensor, named by engines or as in transformers; its matrices share a
+// tensor scale.
 TEST(GateUpOrder, HoldsForASharedExpert) {
-  for (const GateUpOrder order :
-       {GateUpOrder::kGateFirst, GateUpOrder::kUpFirst, GateUpOrder::kInterleaved}) {
-    CheckpointBuilder builder({.model_type = "deepseek_v3", .format = SourceFormat::kFloat});
-    CheckpointBuilder plain = builder;
+  const auto check = [](SourceFormat format, const char* word, const char* down_word,
+                        std::optional<GateUpOrder> order) {
+    SCOPED_TRACE(testing::Message() << word << " " << to_string(format));
+    CheckpointBuilder plain({.model_type = "deepseek_v3", .format = format});
+    for (const int64_t layer : plain.layers())
+      plain.matrix(layer, -1, "up").tensor_scale = plain.matrix(layer, -1, "gate").tensor_scale;
+    CheckpointBuilder builder = plain;
+    auto& tensors = builder.tensors();
     for (const int64_t layer : builder.layers()) {
-      RawTensor both = take(builder, builder.tensor_name(layer, -1, "gate", "codes"));
-      const RawTensor up = take(builder, builder.tensor_name(layer, -1, "up", "codes"));
-      const std::string down = builder.tensor_name(layer, -1, "down", "codes");
-      const std::string stem = down.substr(0, down.find("down_proj"));
-      both.bytes = joined(both.bytes, up.bytes,
-                          both.bytes.size() / static_cast<size_t>(both.shape[0]), order);
-      both.shape[0] *= 2;
-      builder.tensors()[stem + "w13.weight"] = both;
-      builder.tensors()[stem + "w2.weight"] = take(builder, down);
+      for (const char* part : {"codes", "scales", "tensor_scale", "input_scale"}) {
+        const std::string down = builder.tensor_name(layer, -1, "down", part);
+        const std::string stem = down.substr(0, down.find("down_proj"));
+        const std::string suffix = down.substr(down.rfind('.'));
+        auto gate = tensors.extract(builder.tensor_name(layer, -1, "gate", part));
+        const auto up = tensors.extract(builder.tensor_name(layer, -1, "up", part));
+        if (gate.empty()) continue;
+        auto below = tensors.extract(down);
+        RawTensor both = gate.mapped();
+        if (both.shape.size() == 2) {
+          both.bytes = joined(both.bytes, up.mapped().bytes,
+                              both.bytes.size() / static_cast<size_t>(both.shape[0]),
+                              order.value_or(GateUpOrder::kGateFirst));
+          both.shape[0] *= 2;
+        }
+        tensors[stem + word + suffix] = both;
+        tensors[stem + down_word + suffix] = below.mapped();
+      }
     }
-    const Opened ours(builder, {.gate_up_order = order}), theirs(plain);
+    CheckpointOptions reading;
+    reading.gate_up_order = order;
+    const Opened ours(builder, reading), theirs(plain);
     const int64_t layer = builder.layers().front();
-    expect_same(ours->shared_expert(layer), theirs->shared_expert(layer));
-  }
+    EXPECT_EQ(find(ours->findings(), "shared_expert_not_loaded"), nullptr);
+    EXPECT_EQ(ours->layer_options(layer)->shared_intermediate_size, 32);
+    EXPECT_OK(ours->check_layout(layer, {0, 8}));
+    for (const IntermediateSlice slice : {IntermediateSlice{}, {16, 16}})
+      expect_same(ours->shared_expert(layer, slice), theirs->shared_expert(layer, slice));
+  };
+  for (const GateUpOrder order : kOrders) check(SourceFormat::kFloat, "w13", "w2", order);
+  check(SourceFormat::kFloat, "gate_up_proj", "down_proj", {});
+  check(SourceFormat::kModelOpt, "gate_up_proj", "down_proj", {});
 }
 
 TEST(GateUpOrder, IsGivenThroughTheCInterface) {
@@ -127,30 +139,25 @@ TEST(GateUpOrder, IsGivenThroughTheCInterface) {
       DType::kF32, {1}, std::vector<uint8_t>(4)};
   TempDir dir;
   ASSERT_OK(builder.write(dir.path().string()));
-  const std::string path = dir.path().string();
   auto options = nvfp4_moe::make<nvfp4_moe_checkpoint_options>();
   nvfp4_moe_checkpoint* checkpoint = nullptr;
-  options.gate_up_order = "sideways";
-  EXPECT_EQ(nvfp4_moe_checkpoint_open_with(path.c_str(), &options, &checkpoint),
-            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  const auto open = [&](const char* order, const char* const* accepted) {
+    options.gate_up_order = order;
+    options.accept_tensors = accepted;
+    return nvfp4_moe_checkpoint_open_with(dir.path().c_str(), &options, &checkpoint);
+  };
+  EXPECT_EQ(open("sideways", nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_THAT(nvfp4_moe_last_error(),
               HasSubstr("gate_up_order: expected one of gate_first, up_first, interleaved"));
-  options.gate_up_order = "up_first";
   options.accept_count = 1;
-  EXPECT_EQ(nvfp4_moe_checkpoint_open_with(path.c_str(), &options, &checkpoint),
-            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(open("up_first", nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   const char* const accepted[] = {"*.output_scale"};
-  options.accept_tensors = accepted;
-  ASSERT_EQ(nvfp4_moe_checkpoint_open_with(path.c_str(), &options, &checkpoint),
-            NVFP4_MOE_STATUS_OK);
+  ASSERT_EQ(open("up_first", accepted), NVFP4_MOE_STATUS_OK);
   char* text = nullptr;
   ASSERT_EQ(nvfp4_moe_checkpoint_findings(checkpoint, -1, &text), NVFP4_MOE_STATUS_OK);
-  EXPECT_THAT(std::string(text), HasSubstr("accepted_tensor"));
-  EXPECT_THAT(std::string(text), HasSubstr("up_first, as gate_up_order says"));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("accepted_tensor"), HasSubstr("up_first, as gate_up_order says")));
   nvfp4_moe_text_free(text);
-  nvfp4_moe_checkpoint_close(checkpoint);
-  EXPECT_EQ(nvfp4_moe_checkpoint_open_with(path.c_str(), nullptr, &checkpoint),
-            NVFP4_MOE_STATUS_OK);
   nvfp4_moe_checkpoint_close(checkpoint);
 }
 

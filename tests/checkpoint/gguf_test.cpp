@@ -1,6 +1,4 @@
 // GGUF as a checkpoint. tests/python/test_gguf.py compares the values with the gguf package's.
-#include <unistd.h>
-
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -14,126 +12,87 @@ namespace nvfp4_moe::internal::test {
 namespace {
 
 constexpr int64_t kHidden = 128, kIntermediate = 64;
-constexpr size_t kUp = 3, kScale = 1,
-                 kInputScale = 2;  // of gguf_model's tensors of a layer: up's, and the parts' steps
+constexpr size_t kUp = 3;  // of gguf_model's tensors of a layer; its scales follow it
 constexpr size_t kExpertBytes = kIntermediate * kHidden / 64 * 36;
-
-void put_float(std::string& bytes, size_t index, float value) {
-  std::memcpy(bytes.data() + index * sizeof(value), &value, sizeof(value));
-}
 
 Result<Checkpoint> opened(const TempDir& dir, const GgufBuilder& builder) {
   write_file(dir.file("model.gguf"), builder.bytes());
   return must(Checkpoint::open(dir.file("model.gguf")));
 }
 
+// Layer 0's up tensors of the model.
+struct UpTensors {
+  std::string &blocks, &scale, &input_scale;
+  void set(std::string& scalars, float value) { std::memcpy(scalars.data() + 4, &value, 4); }
+};
 struct Fault {
   const char* id;
   Severity severity;
   const char* tensor;
-  bool loads;
-  std::function<void(std::string& blocks, std::string& scale, std::string& input)>
-      plant;  // of layer 0's up tensors
+  std::function<void(UpTensors)> plant;  // into expert 1's values
 };
-
-// Expert 1's values.
 const Fault kFaults[] = {
-    {"block_scale_nan", Severity::kError, "blk.0.ffn_up_exps.weight", false,
-     [](auto& blocks, auto&, auto&) { blocks[kExpertBytes + 36 + 2] = 0x7F; }},
-    {"block_scale_negative", Severity::kError, "blk.0.ffn_up_exps.weight", false,
-     [](auto& blocks, auto&, auto&) { blocks[kExpertBytes] = static_cast<char>(0x81); }},
-    {"zero_scale_nonzero_codes", Severity::kWarning, "blk.0.ffn_up_exps.weight", true,
-     [](auto& blocks, auto&, auto&) {
-       blocks[kExpertBytes + 3] = 0, blocks[kExpertBytes + 4 + 3 * 8] = 0x77;
+    {"block_scale_nan", Severity::kError, "blk.0.ffn_up_exps.weight",
+     [](UpTensors up) { up.blocks[kExpertBytes + 36 + 2] = 0x7F; }},
+    {"block_scale_negative", Severity::kError, "blk.0.ffn_up_exps.weight",
+     [](UpTensors up) { up.blocks[kExpertBytes] = static_cast<char>(0x81); }},
+    {"zero_scale_nonzero_codes", Severity::kWarning, "blk.0.ffn_up_exps.weight",
+     [](UpTensors up) {
+       up.blocks[kExpertBytes + 3] = 0;
+       up.blocks[kExpertBytes + 4 + 3 * 8] = 0x77;
      }},
-    {"all_zero_block_scales", Severity::kError, "blk.0.ffn_up_exps.weight", false,
-     [](auto& blocks, auto&, auto&) {
+    {"all_zero_block_scales", Severity::kError, "blk.0.ffn_up_exps.weight",
+     [](UpTensors up) {
        for (size_t b = 0; b < kExpertBytes; b += 36)
-         std::memset(blocks.data() + kExpertBytes + b, 0, 4);
+         std::memset(up.blocks.data() + kExpertBytes + b, 0, 4);
      }},
-    {"reciprocal_scale_direction", Severity::kError, "blk.0.ffn_up_exps.scale", false,
-     [](auto&, auto& scale, auto&) { put_float(scale, 1, 1e4f); }},
-    {"tensor_scale_zero", Severity::kError, "blk.0.ffn_up_exps.scale", false,
-     [](auto&, auto& scale, auto&) { put_float(scale, 1, 0.0f); }},
-    {"tensor_scale_negative", Severity::kError, "blk.0.ffn_up_exps.scale", false,
-     [](auto&, auto& scale, auto&) { put_float(scale, 1, -1.0f); }},
-    {"tensor_scale_nonfinite", Severity::kError, "blk.0.ffn_up_exps.scale", false,
-     [](auto&, auto& scale, auto&) { put_float(scale, 1, NAN); }},
-    {"input_scale_zero", Severity::kWarning, "blk.0.ffn_up_exps.input_scale", true,
-     [](auto&, auto&, auto& input) { put_float(input, 1, 0.0f); }},
-    {"input_scale_one", Severity::kNote, "blk.0.ffn_up_exps.input_scale", true,
-     [](auto&, auto&, auto& input) { put_float(input, 1, 1.0f); }},
+    {"reciprocal_scale_direction", Severity::kError, "blk.0.ffn_up_exps.scale",
+     [](UpTensors up) { up.set(up.scale, 1e4f); }},
+    {"tensor_scale_zero", Severity::kError, "blk.0.ffn_up_exps.scale",
+     [](UpTensors up) { up.set(up.scale, 0.0f); }},
+    {"input_scale_zero", Severity::kWarning, "blk.0.ffn_up_exps.input_scale",
+     [](UpTensors up) { up.set(up.input_scale, 0.0f); }},
 };
 
-class GgufFault : public testing::TestWithParam<Fault> {};
-
-ATTACK_TEST_P(kPlantedFaults, GgufFault, IsToldByItsOwnId) {
-  const Fault& fault = GetParam();
-  GgufBuilder builder = gguf_model();
-  std::vector<GgufBuilder::Tensor>& tensors = builder.tensors();
-  ASSERT_EQ(tensors[kUp].name, "blk.0.ffn_up_exps.weight");
-  fault.plant(tensors[kUp].bytes, tensors[kUp + kScale].bytes, tensors[kUp + kInputScale].bytes);
-  TempDir dir;
-  const auto checkpoint = opened(dir, builder);
-  attacked();
-  const auto told = [&](int64_t layer) {
-    std::vector<Finding> out;
-    const auto found = checkpoint->validate(layer, {});
-    EXPECT_OK(found);
-    for (const Finding& finding : *found)
-      if (finding.id != "gate_up_scale_mismatch") out.push_back(finding);
-    return out;
-  };
-  EXPECT_TRUE(told(1).empty());
-  const std::vector<Finding> found = told(0);
-  ASSERT_EQ(found.size(), 1u);
-  EXPECT_EQ(found[0].id, fault.id);
-  EXPECT_EQ(found[0].severity, fault.severity);
-  EXPECT_EQ(found[0].expert, 1);
-  EXPECT_EQ(found[0].tensor, fault.tensor);
-  EXPECT_EQ(checkpoint->expert(0, 1).ok(), fault.loads);
-  EXPECT_OK(checkpoint->expert(0, 0));
-  EXPECT_OK(checkpoint->expert(1, 1));
+ATTACK_TEST(kPlantedFaults, GgufFault, IsToldByItsOwnId) {
+  for (const Fault& fault : kFaults) {
+    SCOPED_TRACE(fault.id);
+    GgufBuilder builder = gguf_model();
+    auto& tensors = builder.tensors();
+    ASSERT_EQ(tensors[kUp].name, "blk.0.ffn_up_exps.weight");
+    fault.plant({tensors[kUp].bytes, tensors[kUp + 1].bytes, tensors[kUp + 2].bytes});
+    TempDir dir;
+    const auto checkpoint = opened(dir, builder);
+    attacked();
+    const auto found = [&](int64_t layer) {
+      std::vector<Finding> findings = *must(checkpoint->validate(layer, {}));
+      std::erase_if(findings,
+                    [](const Finding& one) { return one.id == "gate_up_scale_mismatch"; });
+      return findings;
+    };
+    EXPECT_THAT(found(1), IsEmpty());
+    const std::vector<Finding> findings = found(0);
+    ASSERT_EQ(ids(findings), std::set<std::string>{fault.id});
+    EXPECT_EQ(findings[0].severity, fault.severity);
+    EXPECT_EQ(findings[0].expert, 1);
+    EXPECT_EQ(findings[0].tensor, fault.tensor);
+    EXPECT_EQ(checkpoint->expert(0, 1).ok(), fault.severity != Severity::kError);
+    EXPECT_OK(checkpoint->expert(0, 0));
+    EXPECT_OK(checkpoint->expert(1, 1));
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GgufFault, testing::ValuesIn(kFaults),
-                         [](const auto& info) { return std::string(info.param.id); });
-
-TEST(Gguf, CodesUnderAZeroScaleBecomeZero) {
-  GgufBuilder builder = gguf_model();
-  builder.tensors()[kUp].bytes[3] = 0;
-  builder.tensors()[kUp].bytes[4 + 3 * 8] = 0x77;
-  TempDir dir;
-  const auto checkpoint = opened(dir, builder);
-  const auto loaded = must(checkpoint->expert(0, 0));
-  for (int b = 0; b < 8; ++b) EXPECT_EQ(loaded->source.up.row_codes(0)[24 + b], 0);
-  EXPECT_NE(loaded->source.up.row_codes(0)[0] | loaded->source.up.row_codes(0)[1], 0);
-}
-
-TEST(Gguf, AnMxfp4ScaleOf255IsRefused) {
-  GgufBuilder builder = gguf_model({.type = GgufBuilder::kMxfp4});
-  builder.tensors()[1].bytes[0] = static_cast<char>(0xFF);
-  TempDir dir;
-  const auto checkpoint = opened(dir, builder);
-  EXPECT_EQ(checkpoint->expert(0, 0).status().finding(), "block_scale_nan");
-  EXPECT_OK(checkpoint->expert(0, 1));
-}
-
-// Tensors stored between two layers' experts do not belong to the requested slice.
 TEST(Gguf, SlicesHaveTheBytesOfTheWhole) {
   for (const uint32_t type : {GgufBuilder::kNvfp4, GgufBuilder::kMxfp4}) {
     TempDir dir;
     const auto checkpoint = opened(dir, gguf_model({.type = type, .intermediate = 192}));
     const auto whole = must(checkpoint->expert(1, 2));
-    const Nvfp4View& down = whole->source.down;
     for (const IntermediateSlice slice :
          {IntermediateSlice{0, 64}, {16, 16}, {48, 96}, {176, 16}}) {
       const auto part = must(checkpoint->expert(1, 2, slice));
-      ASSERT_EQ(part->source.down.cols, slice.count);
-      ASSERT_EQ(part->source.gate.rows, slice.count);
       const int64_t first = slice.first, last = first + slice.count;
       EXPECT_EQ(codes_of(part->source.down),
-                cut(codes_of(down), 96, 0, kHidden, first / 2, last / 2));
+                cut(codes_of(whole->source.down), 96, 0, kHidden, first / 2, last / 2));
       EXPECT_EQ(codes_of(part->source.gate),
                 cut(codes_of(whole->source.gate), 64, first, last, 0, 64));
     }
@@ -147,12 +106,9 @@ TEST(Gguf, MatricesLargerThanOneReadAreWhole) {
       gguf_model({.experts = 2, .hidden = 2048, .intermediate = 1024, .layers = 1});
   const auto checkpoint = opened(dir, builder);
   const auto loaded = must(checkpoint->expert(0, 1));
-  const std::string& blocks = builder.tensors()[kUp].bytes;
-  const size_t row_bytes = 2048 / 64 * 36;
+  const char* block = builder.tensors()[kUp].bytes.data() + 1024 * (2048 / 64 * 36);
   for (int64_t r = 0; r < 1024; ++r) {
-    for (int64_t b = 0; b < 2048 / 64; ++b) {
-      const char* block =
-          blocks.data() + (1024 + static_cast<size_t>(r)) * row_bytes + static_cast<size_t>(b) * 36;
+    for (int64_t b = 0; b < 2048 / 64; ++b, block += 36) {
       ASSERT_EQ(std::memcmp(loaded->source.up.row_scales(r) + b * 4, block, 4), 0) << r << " " << b;
       ASSERT_EQ(loaded->source.up.row_codes(r)[b * 32] & 15, block[4] & 15);
       ASSERT_EQ(loaded->source.up.row_codes(r)[b * 32 + 31] >> 4, block[35] >> 4 & 15);
@@ -163,9 +119,8 @@ TEST(Gguf, MatricesLargerThanOneReadAreWhole) {
 ATTACK_TEST(kTruncations, Gguf, AFileThatWasCutIsAnError) {
   for (const uint32_t type : {GgufBuilder::kNvfp4, GgufBuilder::kMxfp4}) {
     TempDir dir;
+    const auto checkpoint = opened(dir, gguf_model({.type = type}));
     const std::string path = dir.file("model.gguf");
-    write_file(path, gguf_model({.type = type}).bytes());
-    const auto checkpoint = must(Checkpoint::open(path));
     const auto whole = std::filesystem::file_size(path);
     for (const uintmax_t size : {whole - 1, whole / 2, uintmax_t{100}, uintmax_t{0}}) {
       std::filesystem::resize_file(path, size);
@@ -179,17 +134,18 @@ ATTACK_TEST(kTruncations, Gguf, AFileThatWasCutIsAnError) {
 }
 
 ATTACK_TEST(kHostileFiles, Gguf, AConfigThatDeclaresMoreThanTheFileHoldsIsTold) {
-  const char* const kFields[] = {"qwen3moe.expert_count", "qwen3moe.embedding_length",
-                                 "qwen3moe.block_count", "qwen3moe.expert_feed_forward_length"};
+  const char* const kFields[] = {"expert_count", "embedding_length", "block_count",
+                                 "expert_feed_forward_length"};
   TempDir dir;
   GgufBuilder model = gguf_model();
-  for (const char* field : kFields) {
+  for (const std::string field : kFields) {
     for (const uint32_t value : {0u, 1u << 14, 1u << 16, 1u << 20, ~0u}) {
       GgufBuilder builder;
-      for (const char* other : kFields) {
-        const uint32_t usual = other == std::string("qwen3moe.block_count") ? 2 : 64;
-        builder.number(other, other == field ? value : usual);
-      }
+      for (const char* other : kFields)
+        builder.number(std::string("qwen3moe.") + other, other == field ? value
+                                                         : other == std::string("block_count")
+                                                             ? 2
+                                                             : 64);
       builder.text("general.architecture", "qwen3moe").number("qwen3moe.expert_used_count", 1);
       for (const auto& tensor : model.tensors())
         builder.tensor(tensor.name, tensor.shape, tensor.type, tensor.bytes);
@@ -202,8 +158,7 @@ ATTACK_TEST(kHostileFiles, Gguf, AConfigThatDeclaresMoreThanTheFileHoldsIsTold) 
       }
       EXPECT_FALSE(checkpoint->check_layout(0, {}).ok()) << field << " " << value;
       EXPECT_FALSE(checkpoint->expert(0, 0).ok());
-      const auto found = must(checkpoint->validate(0, {}));
-      EXPECT_LE(found->size(), 8u);
+      EXPECT_LE(must(checkpoint->validate(0, {}))->size(), 8u);
     }
   }
 }
@@ -223,29 +178,6 @@ TEST(Gguf, ThePathsOfOneModelAreTheSame) {
   EXPECT_THAT(Checkpoint::open(dir.path().string()).status().message(),
               HasSubstr("model.safetensors"));
   EXPECT_OK(Checkpoint::open(dir.file("model.gguf")));
-}
-
-TEST(Gguf, LoadsThroughTheCInterface) {
-  TempDir dir;
-  write_file(dir.file("model.gguf"), gguf_model().bytes());
-  nvfp4_moe_checkpoint* checkpoint = nullptr;
-  ASSERT_EQ(nvfp4_moe_checkpoint_open(dir.file("model.gguf").c_str(), &checkpoint),
-            NVFP4_MOE_STATUS_OK);
-  char* text = nullptr;
-  ASSERT_EQ(nvfp4_moe_checkpoint_info(checkpoint, &text), NVFP4_MOE_STATUS_OK);
-  EXPECT_THAT(std::string(text), HasSubstr("gguf-nvfp4"));
-  nvfp4_moe_text_free(text);
-  auto options = nvfp4_moe::make<nvfp4_moe_layer_options>();
-  options.max_tokens = 4;
-  nvfp4_moe_layer* layer = nullptr;
-  ASSERT_EQ(nvfp4_moe_layer_open_checkpoint(checkpoint, 1, nullptr, &options, &layer),
-            NVFP4_MOE_STATUS_OK)
-      << nvfp4_moe_last_error();
-  ASSERT_EQ(nvfp4_moe_layer_describe(layer, &text), NVFP4_MOE_STATUS_OK);
-  EXPECT_THAT(std::string(text), HasSubstr("\"hidden_size\":128"));
-  nvfp4_moe_text_free(text);
-  nvfp4_moe_layer_close(layer);
-  nvfp4_moe_checkpoint_close(checkpoint);
 }
 
 }  // namespace

@@ -3,12 +3,10 @@
 
 #include "checkpoint/experts.h"
 #include "io/output_file.h"
-#include "safetensors/safetensors.h"
 
 namespace nvfp4_moe::internal::test::index_test {
 namespace {
 
-using nlohmann::json;
 using Tensors = std::map<std::string, RawTensor>;
 
 // The model's tensors in base.safetensors, except that those of `overlay` have altered bytes there
@@ -18,11 +16,11 @@ struct Repository {
   CheckpointBuilder builder{{.model_type = "qwen3_moe"}};
   Tensors overlay, leftovers;
 
-  Status write(bool index) {
+  Result<Checkpoint> open() {
     NVFP4_MOE_TRY(builder.write(dir.path().string()));
     std::filesystem::remove(dir.file("model.safetensors"));
     Tensors base = builder.tensors();
-    json map;
+    nlohmann::json map;
     for (auto& [name, tensor] : base) map[name] = "base.safetensors";
     for (const auto& [name, tensor] : overlay) {
       for (uint8_t& byte : base[name].bytes) byte ^= 0x11;
@@ -31,9 +29,9 @@ struct Repository {
     base.insert(leftovers.begin(), leftovers.end());
     NVFP4_MOE_TRY(write_tensors(dir.file("base.safetensors"), base));
     if (!overlay.empty()) NVFP4_MOE_TRY(write_tensors(dir.file("overlay.safetensors"), overlay));
-    if (!index) return {};
-    return write_text_file(dir.file("model.safetensors.index.json"),
-                           json{{"weight_map", map}}.dump());
+    NVFP4_MOE_TRY(write_text_file(dir.file("model.safetensors.index.json"),
+                                  nlohmann::json{{"weight_map", map}}.dump()));
+    return Checkpoint::open(dir.path().string());
   }
 };
 
@@ -43,16 +41,12 @@ TEST(Index, DecidesBetweenSupersededCopies) {
     const std::string name = model.builder.tensor_name(0, 3, projection, "codes");
     model.overlay[name] = model.builder.tensors().at(name);
   }
-  ASSERT_OK(model.write(true));
-  const auto checkpoint = must(Checkpoint::open(model.dir.path().string()));
+  const auto checkpoint = must(model.open());
   const Finding* finding = find(checkpoint->findings(), "superseded_tensor");
   ASSERT_NE(finding, nullptr);
   EXPECT_EQ(finding->count, 3);
   EXPECT_EQ(finding->severity, Severity::kWarning);
-  const auto loaded = must(checkpoint->expert(0, 3));
-  const std::vector<uint8_t>& right = model.builder.matrix(0, 3, "up").codes;
-  EXPECT_EQ(std::memcmp(loaded->source.up.row_codes(0), right.data(), right.size()), 0);
-
+  expect_same(checkpoint->expert(0, 3), model.builder, 0, 3);
   // Without an index the right copy is ambiguous.
   std::filesystem::remove(model.dir.file("model.safetensors.index.json"));
   EXPECT_THAT(Checkpoint::open(model.dir.path().string()),
@@ -71,8 +65,7 @@ TEST(Index, LeavesOutWhatItDoesNotName) {
     SCOPED_TRACE(name);
     Repository model;
     model.leftovers[name] = {DType::kBf16, {2, 2}, std::vector<uint8_t>(8, 0x3F)};
-    ASSERT_OK(model.write(true));
-    const auto checkpoint = must(Checkpoint::open(model.dir.path().string()));
+    const auto checkpoint = must(model.open());
     const Finding* finding = find(checkpoint->findings(), "unindexed_tensor");
     ASSERT_NE(finding, nullptr);
     EXPECT_EQ(finding->tensor, name);
@@ -85,12 +78,9 @@ TEST(Index, LeavesOutWhatItDoesNotName) {
 TEST(Index, ATensorThatItForgotIsNotCalledMissing) {
   Repository model;
   const std::string name = model.builder.tensor_name(1, 3, "up", "tensor_scale");
-  model.leftovers[name] = model.builder.tensors().at(name);
-  model.builder.tensors().erase(name);
-  ASSERT_OK(model.write(true));
-  const auto checkpoint = must(Checkpoint::open(model.dir.path().string()));
+  model.leftovers.insert(model.builder.tensors().extract(name));
   EXPECT_THAT(
-      checkpoint->expert(1, 3).status().message(),
+      must(model.open())->expert(1, 3).status().message(),
       HasSubstr(
           name +
           ": expected () or (1) F32, got one that model.safetensors.index.json does not name"));

@@ -28,37 +28,28 @@ TEST(ModuleRegex, MatchesAsPythonDoes) {
     bool expected;
   } cases[] = {
       {"", kDown, true},
-      {"model", kDown, true},
       {"layers", kDown, false},  // re.match begins at the beginning, and may end anywhere
       {".*layers", kDown, true},
-      {".*down_proj$", kDown, true},
       {".*down_proj$", "model.layers.3.mlp.experts.17.down_proj.weight", false},
       {"^(?!.*experts).*_proj$", kDown, false},
-      {"^(?!.*experts).*_proj$", "model.layers.3.self_attn.q_proj", true},
       {"(?=.*experts)(?!.*shared).*(gate|up)_proj", "model.layers.3.mlp.experts.1.up_proj", true},
       {"(?=.*experts)(?!.*shared).*(gate|up)_proj", "model.layers.3.mlp.shared_experts.up_proj",
        false},
       {".*(?<!shared_)experts\\..*", kDown, true},
       {".*(?<!shared_)experts\\..*", "model.layers.3.mlp.shared_experts.up_proj", false},
       {".*(?<=mlp\\.)experts", kDown, true},
-      {"model\\.layers\\.\\d\\.", kDown, true},
       {"model\\.layers\\.\\d\\.", "model.layers.31.mlp", false},
-      {"model\\.layers\\.(?:[0-2]|1\\d)\\.", kDown, false},
       {"model\\.layers\\.(?:[0-2]|1\\d)\\.", "model.layers.12.mlp", true},
       {"model\\.layers\\.[^0-2]\\.", kDown, true},
       {".*experts\\.\\d{2}\\.", kDown, true},
       {".*experts\\.\\d{3,}\\.", kDown, false},
-      {".*experts\\.\\d{,1}\\.", kDown, false},
       {".*?experts\\.\\w+?\\.down", kDown, true},
-      {".*\\bexperts\\b", kDown, true},
       {".*\\bexperts\\b", "model.layers.3.mlp.shared_experts.up_proj", false},
       {"(a|ab)(c|bcd)(d*)", "abcd", true},
       {"(a*)*b", "aaac", false},
-      {"(?P<layer>model)", kDown, true},
       {"a{x", "a{x", true},
       {"[]a]+$", "a]a", true},
       {"[a\\-z]$", "-", true},
-      {"x*$", "", true},
       {"\\Amodel.*proj\\Z", kDown, true},
       {".", "\n", false},
       {"a$", "a\n", true},
@@ -76,14 +67,12 @@ TEST(ModuleRegex, GlobsMatchAsFnmatchDoes) {
     bool expected;
   } cases[] = {
       {"*.attn.*", "layers.0.attn.wq", true},
-      {"model.layers.*.mlp.gate", "model.layers.3.mlp.gate", true},
       {"model.layers.*.mlp.gate", "model.layers.3.mlp.gate_proj", false},
       {"model.layers.[!0-2].*", kDown, true},
       {"model.layers.?.*", "model.layers.12.mlp", false},
       {"*[]]", "a]", true},
       {"[a", "[a", true},
       {"*down", kDown, false},
-      {"*", "", true},
   };
   for (const auto& one : cases) {
     const auto glob = must(ModuleRegex::glob(one.pattern));
@@ -101,13 +90,10 @@ TEST(ModuleRegex, KnowsWhetherDigitsAreEqual) {
 
 TEST(ModuleRegex, RefusesByNameWhatItDoesNotUnderstand) {
   for (const char* expression :
-       {"(a)\\1", "(?i)a", "a*+", "(?>a)", "(?P=x)", "(?#x)", "\\q", "\\x41", "(?<=a+)b"}) {
-    const Status status = ModuleRegex::regex(expression).status();
-    EXPECT_THAT(status, Refused(Code::kUnsupported, "regular expression '"));
-  }
-  for (const char* expression :
-       {"(", ")", "a**", "*a", "[a", "a\\", "a{2}{3}", "[z-a]", "x{3,2}", "^*"})
-    EXPECT_EQ(ModuleRegex::regex(expression).status().code(), Code::kUnsupported) << expression;
+       {"(a)\\1", "(?i)a", "a*+", "(?>a)", "(?P=x)", "(?#x)", "\\q", "\\x41", "(?<=a+)b", "(", ")",
+        "a**", "*a", "[a", "a\\", "a{2}{3}", "[z-a]", "x{3,2}", "^*"})
+    EXPECT_THAT(ModuleRegex::regex(expression),
+                Refused(Code::kUnsupported, "regular expression '"));
 }
 
 ATTACK_TEST(kHostileFiles, ModuleRegex, HostileExpressionsEnd) {

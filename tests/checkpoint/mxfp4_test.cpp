@@ -80,9 +80,6 @@ TEST(Mxfp4, BelowThatOneRoundingToTheSmallestScale) {
     EXPECT_EQ(cast->scales[3], 0);
     const bool all_zero = 6 * std::ldexp(1.0, 17 - spread) <= 0.25;  // ties at 0.25 go down
     EXPECT_EQ(cast->scales[2], all_zero ? 0 : 1) << spread;
-    if (all_zero) {
-      for (int i = 16; i < 24; ++i) EXPECT_EQ(cast->codes[static_cast<size_t>(i)], 0);
-    }
   }
 }
 
@@ -102,9 +99,8 @@ TEST(Mxfp4, ZerosUnderAnyScaleCostNothing) {
 }
 
 TEST(Mxfp4, ANanScaleIsRefused) {
-  const Status status = cast_row(std::vector<uint8_t>(32, 0), {100, 255}).status();
-  EXPECT_EQ(status.code(), Code::kBadInput);
-  EXPECT_EQ(status.message(), "row 0 block 1: E8M0 scale is NaN (0xFF)");
+  EXPECT_THAT(cast_row(std::vector<uint8_t>(32, 0), {100, 255}),
+              Refused(Code::kBadInput, "row 0 block 1: E8M0 scale is NaN (0xFF)"));
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 
 #include <sys/stat.h>
 
-#include <fstream>
 #include <functional>
 
 #include "io/content_hash.h"
@@ -15,59 +14,40 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-struct Reader {
-  const char* name;
-  bool follows_links;
-  std::function<Status(const std::string& path)> read;
-};
-
-std::vector<Reader> readers(const TempDir& dir) {
-  return {{"SafetensorsFile", true,
-           [](const std::string& path) { return SafetensorsFile::open(path).status(); }},
-          {"read_text_file", true,
-           [](const std::string& path) { return read_text_file(path).status(); }},
-          {"hash_file", false, [](const std::string& path) { return hash_file(path).status(); }},
-          {"copy_file", false,
-           [copy = dir.file("copy")](const std::string& path) { return copy_file(path, copy); }}};
-}
-
-TEST(OpenRegularFile, AnythingElseIsRefusedByItsKind) {
+TEST(OpenRegularFile, IsReadAndAnythingElseRefusedByItsKind) {
   const TempDir dir;
-  ASSERT_EQ(::mkfifo(dir.file("fifo").c_str(), 0600),
-            0);  // there is no writer: a reader that waited would wait forever
+  // There is no writer: a reader that waited would wait forever.
+  ASSERT_EQ(::mkfifo(dir.file("fifo").c_str(), 0600), 0);
   ASSERT_TRUE(std::filesystem::create_directory(dir.path() / "folder"));
-  const std::pair<std::string, const char*> cases[] = {{dir.file("fifo"), "a FIFO"},
+  ASSERT_OK(must(SafetensorsWriter::create(dir.file("x.safetensors"), {}, {}))->finish());
+  std::filesystem::create_symlink("x.safetensors", dir.path() / "link");
+  const std::pair<std::string, const char*> kinds[] = {{dir.file("fifo"), "a FIFO"},
                                                        {dir.file("folder"), "a directory"},
                                                        {"/dev/null", "a character device"}};
-  for (const Reader& reader : readers(dir)) {
-    for (const auto& [path, kind] : cases) {
-      const Status status = reader.read(path);
-      EXPECT_EQ(status.code(), Code::kBadInput) << reader.name << " of " << kind;
-      EXPECT_EQ(status.message(), path + ": expected a regular file, got " + kind) << reader.name;
-    }
-  }
-  EXPECT_FALSE(std::filesystem::exists(dir.file("copy")));
-}
-
-TEST(OpenRegularFile, LinksAreFollowedWhereAUserNamesThem) {
-  const TempDir dir;
-  std::vector<TensorInfo> none;
-  auto writer = must(SafetensorsWriter::create(dir.file("x.safetensors"), none, {}));
-  ASSERT_OK(writer->finish());
-  std::filesystem::create_symlink("x.safetensors", dir.path() / "link");
-  for (const Reader& reader : readers(dir)) {
-    EXPECT_OK(reader.read(dir.file("x.safetensors")));
+  using Path = const std::string&;
+  const struct {
+    const char* name;
+    bool follows_links;  // a user names the file
+    std::function<Status(Path)> read;
+  } readers[] = {
+      {"SafetensorsFile", true, [](Path path) { return SafetensorsFile::open(path).status(); }},
+      {"read_text_file", true, [](Path path) { return read_text_file(path).status(); }},
+      {"hash_file", false, [](Path path) { return hash_file(path).status(); }},
+      {"copy_file", false, [&](Path path) { return copy_file(path, dir.file("copy")); }}};
+  for (const auto& reader : readers) {
+    SCOPED_TRACE(reader.name);
+    for (const auto& [path, kind] : kinds)
+      EXPECT_THAT(reader.read(path),
+                  Refused(Code::kBadInput, path + ": expected a regular file, got " + kind));
+    EXPECT_FALSE(std::filesystem::exists(dir.file("copy")));
     const Status linked = reader.read(dir.file("link"));
-    EXPECT_EQ(linked.code(), reader.follows_links ? Code::kOk : Code::kIo) << reader.name;
-    if (!reader.follows_links) {
-      EXPECT_THAT(linked.message(),
-                  HasSubstr("link: cannot open: Too many levels of symbolic links"))
-          << reader.name;
-    }
-    const Status missing = reader.read(dir.file("missing"));
-    EXPECT_EQ(missing.code(), Code::kIo) << reader.name;
-    EXPECT_THAT(missing.message(), HasSubstr("missing: cannot open: No such file or directory"))
-        << reader.name;
+    if (reader.follows_links)
+      EXPECT_OK(linked);
+    else
+      EXPECT_THAT(linked, Refused(Code::kIo, "link: cannot open: Too many levels of symbolic"));
+    EXPECT_THAT(reader.read(dir.file("missing")),
+                Refused(Code::kIo, "missing: cannot open: No such file or directory"));
+    EXPECT_OK(reader.read(dir.file("x.safetensors")));
   }
 }
 

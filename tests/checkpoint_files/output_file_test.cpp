@@ -4,15 +4,14 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <functional>
 
-#include "io/files.h"
 #include "safetensors/safetensors.h"
 #include "support/attack.h"
+#include "support/forked_child.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::internal::test {
@@ -53,6 +52,11 @@ TEST(OutputFile, AppearsWholeAndReplacesARegularFile) {
   const TempDir dir;
   const std::string path = dir.file("x");
   std::ofstream(path) << "before";
+  {
+    auto unfinished = must(OutputFile::create(path));
+    ASSERT_OK(unfinished->write(bytes_of("half")));
+  }
+  EXPECT_EQ(entries(dir.path()), 1u) << "an unfinished one leaves nothing";
   auto file = must(OutputFile::create(path));
   ASSERT_OK(file->write(bytes_of("after ")));
   EXPECT_EQ(read_file(path), "before") << "until the end";
@@ -63,15 +67,6 @@ TEST(OutputFile, AppearsWholeAndReplacesARegularFile) {
   EXPECT_EQ(read_file(path), "after " + large);
   EXPECT_EQ(entries(dir.path()), 1u);
   EXPECT_FALSE(file->finish().ok());
-}
-
-TEST(OutputFile, AnUnfinishedOneLeavesNothing) {
-  const TempDir dir;
-  {
-    auto file = must(OutputFile::create(dir.file("x")));
-    ASSERT_OK(file->write(bytes_of("half")));
-  }
-  EXPECT_EQ(entries(dir.path()), 0u);
 }
 
 ATTACK_TEST(kSpecialFiles, OutputFile, WhatIsNoRegularFileIsRefusedAndStays) {
@@ -90,12 +85,7 @@ ATTACK_TEST(kSpecialFiles, OutputFile, WhatIsNoRegularFileIsRefusedAndStays) {
     EXPECT_EQ(fs::symlink_status(path).type(), before) << special.kind;
     EXPECT_EQ(entries(dir.path()), 1u);
   }
-  EXPECT_THAT(output_path("/dev/null").status().message(),
-              HasSubstr("/dev/null: expected a regular file to replace"));
-}
-
-// The special file appears while the bytes are made.
-ATTACK_TEST(kSpecialFiles, OutputFile, WhatComesLaterIsNotReplacedEither) {
+  // The special file appears while the bytes are made.
   const TempDir dir;
   auto file = must(OutputFile::create(dir.file("x")));
   ASSERT_EQ(::mkfifo(dir.file("x").c_str(), 0600), 0);
@@ -116,44 +106,32 @@ ATTACK_TEST(kSpecialFiles, OutputFile, ALinkIsFollowedOnlyWhereAUserNamesIt) {
   ASSERT_OK(write_text_file(*path, "after"));
   EXPECT_TRUE(fs::is_symlink(dir.file("link")));
   EXPECT_EQ(read_file(dir.file("target")), "after");
-
-  fs::create_symlink("nothing", dir.file("dangling"));
-  fs::create_symlink("loop", dir.file("loop"));
-  fs::create_symlink("/dev/null", dir.file("device"));
-  for (const char* name : {"dangling", "loop", "device"}) {
-    const Status status = output_path(dir.file(name)).status();
+  for (const char* target : {"nothing", "loop", "/dev/null"}) {
+    fs::create_symlink(target, dir.file("loop"));
     attacked();
-    EXPECT_THAT(status, Refused(Code::kInvalidArgument, dir.file(name)));
+    EXPECT_THAT(output_path(dir.file("loop")), Refused(Code::kInvalidArgument, dir.file("loop")));
+    fs::remove(dir.file("loop"));
   }
-  EXPECT_THAT(output_path(dir.file("device")).status().message(), HasSubstr("/dev/null"));
 }
 
 ATTACK_TEST(kSpecialFiles, OutputFile, WhatCannotBeWrittenIsSaidFirst) {
   const TempDir dir;
   EXPECT_EQ(output_path(dir.file("none/x")).status().code(), Code::kIo);
   EXPECT_EQ(output_path("").status().code(), Code::kInvalidArgument);
-  // Run as a user who is not root: a file that may not be written, and a folder.
-  std::ofstream(dir.file("kept")) << "kept";
   fs::permissions(dir.path(), fs::perms(0755));
-  fs::permissions(dir.file("kept"), fs::perms(0444));
   fs::create_directory(dir.file("open"));
   fs::permissions(dir.file("open"), fs::perms(0777));
   std::ofstream(dir.file("open/kept")) << "kept";
   fs::permissions(dir.file("open/kept"), fs::perms(0444));
-  attacked();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(9);
-    const bool refused = output_path(dir.file("open/kept")).status().code() == Code::kIo;
-    // If the test does not run as root, its user owns the folder and may write to it.
-    const bool folder = ::access(dir.path().c_str(), W_OK) == 0 ||
-                        output_path(dir.file("new")).status().code() == Code::kIo;
-    const bool allowed = output_path(dir.file("open/new")).ok();
-    ::_exit(refused && folder && allowed ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(in_forked_child([&] {
+              if (::geteuid() == 0 && ::setuid(65534) != 0) return 9;
+              if (output_path(dir.file("open/kept")).status().code() != Code::kIo) return 1;
+              if (!output_path(dir.file("open/new")).ok()) return 2;
+              // A user who owns the folder may write to it.
+              if (::access(dir.path().c_str(), W_OK) == 0) return 0;
+              return output_path(dir.file("new")).status().code() == Code::kIo ? 0 : 3;
+            }),
+            0);
 }
 
 // The temporary name: a leftover is reused, but not through a link, and files that are not ours
@@ -167,7 +145,6 @@ ATTACK_TEST(kSpecialFiles, OutputFile, ALeftoverOfAKilledRunIsTaken) {
   EXPECT_EQ(read_file(path), "whole");
   EXPECT_EQ(read_file(dir.file("other")), "other") << "a leftover is removed, never written into";
   EXPECT_FALSE(fs::exists(partial));
-
   for (const Special& special : kSpecial) {
     special.make(partial);
     attacked();
@@ -192,11 +169,10 @@ TEST(SameFile, IsSeenByAnyName) {
   std::ofstream(dir.file("b")) << "a";
   fs::create_hard_link(dir.file("a"), dir.file("hard"));
   fs::create_symlink("a", dir.file("soft"));
-  EXPECT_TRUE(same_file(dir.file("a"), dir.file("hard")));
-  EXPECT_TRUE(same_file(dir.file("soft"), dir.file("hard")));
-  EXPECT_TRUE(same_file(dir.file("./a"), dir.file("a")));
-  EXPECT_FALSE(same_file(dir.file("a"), dir.file("b")));
-  EXPECT_FALSE(same_file(dir.file("a"), dir.file("new")));
+  for (const char* same : {"hard", "soft", "./a"})
+    EXPECT_TRUE(same_file(dir.file("a"), dir.file(same))) << same;
+  for (const char* other : {"b", "new"})
+    EXPECT_FALSE(same_file(dir.file("a"), dir.file(other))) << other;
   EXPECT_TRUE(same_file(dir.file("new"), dir.file("./new")));
   EXPECT_FALSE(same_file(dir.file("new"), dir.file("new2")));
 }

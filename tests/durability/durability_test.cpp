@@ -109,23 +109,28 @@ ATTACK_TEST(kPowerCuts, Durability, WhatIsOnDiskIsNotMadeAgain) {
 ATTACK_TEST(kPowerCuts, Durability, OtherWritersLoseNothingOnceTheyAreDone) {
   const SmallModel model;
   const TempDir run;
-  const auto done = [&](const char* name, const std::function<void(const std::string&)>& work) {
-    const std::string disk = run.file(name);
-    const auto calls = record({}, disk, [&] { work(disk + "/out"); });
+  const std::string quantized = run.file("quantized");
+  ASSERT_OK(quantize_checkpoint(model.in, quantized, model.options));
+  const struct {
+    const char* name;
+    std::function<Status(const std::string& out)> write;
+  } writers[] = {{"scales",
+                  [&](const std::string& out) {
+                    return write_input_scales(quantized, out, {{0, {0.5f, 0.25f}}});
+                  }},
+                 {"synthesized", [](const std::string& out) {
+                    return synthesize_checkpoint(out, small_sizes()).status();
+                  }}};
+  for (const auto& writer : writers) {
+    const std::string disk = run.file(writer.name);
+    const auto calls = record({}, disk, [&] { EXPECT_OK(writer.write(disk + "/out")); });
     const Image expected = read_image(disk);
     EXPECT_FALSE(expected.empty());
     for (const Image& image : crash_images({}, calls, calls.size())) {
       attacked();
-      EXPECT_THAT(differing(image, expected), testing::IsEmpty()) << name;
+      EXPECT_THAT(differing(image, expected), testing::IsEmpty()) << writer.name;
     }
-  };
-  const std::string quantized = run.file("quantized");
-  ASSERT_OK(quantize_checkpoint(model.in, quantized, model.options));
-  done("scales", [&](const std::string& out) {
-    EXPECT_OK(write_input_scales(quantized, out, {{0, {0.5f, 0.25f}}}));
-  });
-  done("synthesized",
-       [](const std::string& out) { EXPECT_OK(synthesize_checkpoint(out, small_sizes())); });
+  }
 }
 
 // Replacing one file: the old or the new content at every moment, the new one at the end.

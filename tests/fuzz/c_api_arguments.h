@@ -26,19 +26,18 @@ class Arguments {
 
   // Numbers that no check may accept as a size of memory, and those around zero.
   int64_t bad_size() {
-    static constexpr int64_t kBad[] = {
-        0,
-        -1,
-        -16,
-        1,
-        17,
-        std::numeric_limits<int64_t>::max(),
-        std::numeric_limits<int64_t>::max() - 15,
-        std::numeric_limits<int64_t>::min(),
-        int64_t{1} << 62,
-        int64_t{1} << 59,
-        std::numeric_limits<int64_t>::min() + 16,
-    };
+    using Limits = std::numeric_limits<int64_t>;
+    static constexpr int64_t kBad[] = {0,
+                                       -1,
+                                       -16,
+                                       1,
+                                       17,
+                                       Limits::max(),
+                                       Limits::max() - 15,
+                                       Limits::min(),
+                                       Limits::min() + 16,
+                                       int64_t{1} << 62,
+                                       int64_t{1} << 59};
     return kBad[pick(static_cast<int>(std::size(kBad)))];
   }
   int64_t any_int64() { return provider_.ConsumeIntegral<int64_t>(); }
@@ -54,18 +53,10 @@ class Arguments {
   }
 
   float number() {
-    static constexpr float kSpecial[] = {0.0f,
-                                         -0.0f,
-                                         1.0f,
-                                         -1.0f,
-                                         0.5f,
-                                         1e-45f,
-                                         1e-38f,
-                                         3.4e38f,
-                                         448.0f,
-                                         std::numeric_limits<float>::infinity(),
-                                         -std::numeric_limits<float>::infinity(),
-                                         std::numeric_limits<float>::quiet_NaN()};
+    constexpr float kInf = std::numeric_limits<float>::infinity();
+    static constexpr float kSpecial[] = {
+        0.0f,   -0.0f,   1.0f,   -1.0f, 0.5f,  1e-45f,
+        1e-38f, 3.4e38f, 448.0f, kInf,  -kInf, std::numeric_limits<float>::quiet_NaN()};
     if (pick(2) == 0) return kSpecial[pick(static_cast<int>(std::size(kSpecial)))];
     const auto bits = provider_.ConsumeIntegral<uint32_t>();
     float value = 0;
@@ -106,10 +97,37 @@ class Arguments {
   uint8_t* zeros(int64_t size) {
     return fill(size, [](size_t) { return uint8_t{0}; });
   }
+  // `count` indices of 4 or 8 bytes, from index(i); room for 8 bytes each.
+  template <class Index>
+  uint8_t* indices(int64_t count, bool narrow, Index&& index) {
+    uint8_t* memory = zeros(count * 8);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t value = index(i);
+      const auto low = static_cast<int32_t>(value);
+      if (narrow)
+        std::memcpy(memory + 4 * i, &low, 4);
+      else
+        std::memcpy(memory + 8 * i, &value, 8);
+    }
+    return memory;
+  }
   // Mostly the pointer.
   template <class T>
   T* maybe(T* pointer) {
     return rarely(5) ? nullptr : pointer;
+  }
+
+  // Codes and block scales of matrices of `values` weights, in any struct that has these members.
+  template <class T>
+  void give_weights(T& to, int64_t values, bool gate = true) {
+    if (gate) {
+      to.gate_codes = maybe(bytes(values / 2));
+      to.gate_block_scales = maybe(block_scales(values / 16));
+    }
+    to.up_codes = maybe(bytes(values / 2));
+    to.up_block_scales = maybe(block_scales(values / 16));
+    to.down_codes = maybe(bytes(values / 2));
+    to.down_block_scales = maybe(block_scales(values / 16));
   }
 
   // The struct in memory of struct_size bytes: usually its own size, otherwise cut short (an older
@@ -129,6 +147,16 @@ class Arguments {
     std::memcpy(memory, &value, std::min(size, sizeof(T)));
     std::memcpy(memory, &size, sizeof(size));
     return reinterpret_cast<T*>(memory);
+  }
+  // The value that the library reads from structure(value): fields that an older header's struct
+  // lacks are zero.
+  template <class T>
+  static T as_read(const T* given, const T& value) {
+    T read{};
+    size_t size = 0;
+    if (given != nullptr) std::memcpy(&size, given, sizeof(size));
+    std::memcpy(&read, &value, std::min(size, sizeof(T)));
+    return read;
   }
 
  private:

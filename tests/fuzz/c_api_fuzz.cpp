@@ -5,33 +5,17 @@
 // passed with them, or the sizes are impossible: the library cannot detect a caller that passes
 // wrong sizes of its memory. Checks that nothing crashes or leaks, that codes are known ones, and
 // that every failure has a one-line text and leaves no handle open.
-//
-// Long because every function of the interface has its call.
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <string>
 
-#include "fuzz/c_api_arguments.h"
-#include "fuzz/require.h"
-#include "nvfp4_moe/nvfp4_moe.h"
+#include "fuzz/c_api_values.h"
 
-using nvfp4_moe::internal::fuzz::Arguments;
+using namespace nvfp4_moe::internal::fuzz;  // NOLINT: a target is one file
 
 namespace {
 
 constexpr int64_t kMaxTokens = 5;
-
-bool check(nvfp4_moe_status code) {
-  REQUIRE(code >= NVFP4_MOE_STATUS_OK && code <= NVFP4_MOE_STATUS_CANCELLED);
-  REQUIRE(code != NVFP4_MOE_STATUS_INTERNAL && code != NVFP4_MOE_STATUS_OUT_OF_MEMORY);
-  if (code == NVFP4_MOE_STATUS_OK) return true;
-  const char* text = nvfp4_moe_last_error();
-  REQUIRE(text != nullptr && text[0] != '\0');
-  for (; *text != '\0'; ++text) REQUIRE(*text != '\n');
-  return false;
-}
 
 void check_text(nvfp4_moe_status code, char* text) {
   if (check(code)) REQUIRE(text != nullptr && text[0] != '\0');
@@ -61,30 +45,17 @@ class Session {
   }
 
   void play() {
-    for (int calls = 0; calls < 24 && a_.more(); ++calls) one_call();
+    using Call = void (Session::*)();
+    static constexpr Call kCalls[] = {
+        &Session::explain,     &Session::plan,          &Session::open_layer, &Session::run_layer,
+        &Session::run_layer,   &Session::layer_queries, &Session::replace,    &Session::unpack,
+        &Session::open_linear, &Session::run_linear,    &Session::values,     &Session::values,
+        &Session::values,      &Session::values,        &Session::files};
+    for (int calls = 0; calls < 24 && a_.more(); ++calls)
+      (this->*kCalls[a_.pick(std::size(kCalls))])();
   }
 
  private:
-  void one_call() {
-    switch (a_.pick(15)) {
-      case 0: explain(); break;
-      case 1: plan(); break;
-      case 2: open_layer(); break;
-      case 3:
-      case 4: run_layer(); break;
-      case 5: layer_queries(); break;
-      case 6: replace(); break;
-      case 7: unpack(); break;
-      case 8: open_linear(); break;
-      case 9: run_linear(); break;
-      case 10: quantize(); break;
-      case 11: convert(); break;
-      case 12: select_experts(); break;
-      case 13: router_gemm(); break;
-      default: files(); break;
-    }
-  }
-
   nvfp4_moe_config small_config() {
     nvfp4_moe_config c{};
     c.num_experts = a_.in(1, 4);
@@ -148,26 +119,27 @@ class Session {
 
   void explain() {
     const nvfp4_moe_config config = any_config();
-    char* json = nullptr;
-    char** out = a_.maybe(&json);
-    check_text_or_null(nvfp4_moe_explain(a_.structure(config), a_.backend(), out), out, json);
+    check_json(
+        [&](char** out) { return nvfp4_moe_explain(a_.structure(config), a_.backend(), out); });
   }
 
   void plan() {
     const nvfp4_moe_config config = any_config();
     nvfp4_moe_layer_options options = small_options();
     if (a_.rarely(2)) options.max_tokens = a_.any_int64() >> a_.pick(56);
-    char* text = nullptr;
-    size_t workspace = 0;
-    size_t packed = 0;
-    char** out = a_.maybe(&text);
-    const nvfp4_moe_status code =
-        nvfp4_moe_plan(a_.structure(config), a_.structure(options), a_.scale(), a_.scale(), out,
-                       a_.maybe(&workspace), a_.maybe(&packed));
-    check_text_or_null(code, out, text);
+    size_t workspace = 0, packed = 0;
+    check_json([&](char** out) {
+      return nvfp4_moe_plan(a_.structure(config), a_.structure(options), a_.scale(), a_.scale(),
+                            out, a_.maybe(&workspace), a_.maybe(&packed));
+    });
   }
 
-  void check_text_or_null(nvfp4_moe_status code, char** out, char* text) {
+  // A call that returns text, mostly.
+  template <class Call>
+  void check_json(Call&& call) {
+    char* text = nullptr;
+    char** out = a_.maybe(&text);
+    const nvfp4_moe_status code = call(out);
     if (out == nullptr)
       check(code);
     else
@@ -180,16 +152,8 @@ class Session {
   }
 
   nvfp4_moe_expert expert(const nvfp4_moe_config& config, int64_t inner) {
-    const int64_t hidden = config.hidden_size;
     nvfp4_moe_expert e{};
-    if (gives_gate(config)) {
-      e.gate_codes = a_.maybe(a_.bytes(inner * hidden / 2));
-      e.gate_block_scales = a_.maybe(a_.block_scales(inner * hidden / 16));
-    }
-    e.up_codes = a_.maybe(a_.bytes(inner * hidden / 2));
-    e.up_block_scales = a_.maybe(a_.block_scales(inner * hidden / 16));
-    e.down_codes = a_.maybe(a_.bytes(inner * hidden / 2));
-    e.down_block_scales = a_.maybe(a_.block_scales(inner * hidden / 16));
+    a_.give_weights(e, inner * config.hidden_size, gives_gate(config));
     e.gate_tensor_scale = a_.scale();
     e.up_tensor_scale = a_.scale();
     e.down_tensor_scale = a_.scale();
@@ -205,16 +169,10 @@ class Session {
     const int64_t values = config.hidden_size * config.intermediate_size;
     const int64_t stride_factor = a_.rarely(2) ? 2 : 1;
     nvfp4_moe_layer_tensors t{};
-    if (gives_gate(config)) {
-      t.gate_codes = a_.maybe(a_.bytes(experts * values / 2 * stride_factor));
-      t.gate_block_scales = a_.maybe(a_.block_scales(experts * values / 16 * stride_factor));
-      t.gate_tensor_scales = a_.maybe(a_.floats(experts));
-    }
-    t.up_codes = a_.maybe(a_.bytes(experts * values / 2 * stride_factor));
-    t.up_block_scales = a_.maybe(a_.block_scales(experts * values / 16 * stride_factor));
+    const bool gate = gives_gate(config);
+    a_.give_weights(t, experts * values * stride_factor, gate);
+    if (gate) t.gate_tensor_scales = a_.maybe(a_.floats(experts));
     t.up_tensor_scales = a_.maybe(a_.floats(experts));
-    t.down_codes = a_.maybe(a_.bytes(experts * values / 2 * stride_factor));
-    t.down_block_scales = a_.maybe(a_.block_scales(experts * values / 16 * stride_factor));
     t.down_tensor_scales = a_.maybe(a_.floats(experts));
     for (const auto& [stride, one] : {std::pair{&t.gate_up_codes_stride, values / 2},
                                       std::pair{&t.gate_up_scales_stride, values / 16},
@@ -238,22 +196,31 @@ class Session {
     nvfp4_moe_layer* opened = nullptr;
     nvfp4_moe_layer** out = a_.maybe(&opened);
     const nvfp4_moe_config* given = a_.structure(config);
-    const nvfp4_moe_status code =
-        nvfp4_moe_layer_open_tensors(given, a_.structure(t), a_.structure(options), out);
-    const bool ok = check(code);
+    const bool ok =
+        check(nvfp4_moe_layer_open_tensors(given, a_.structure(t), a_.structure(options), out));
     if (out != nullptr) REQUIRE(ok == (opened != nullptr));
     if (opened == nullptr) return;
     nvfp4_moe_layer_close(layer_);
     layer_ = opened;
-    config_ = config;
-    size_t config_bytes = 0;
-    std::memcpy(&config_bytes, given, sizeof(config_bytes));
-    if (config_bytes < sizeof(config)) {  // fields that an older header's struct lacks were zero
-      nvfp4_moe_config cut{};
-      std::memcpy(&cut, &config, config_bytes);
-      config_ = cut;
-    }
+    config_ = Arguments::as_read(given, config);
   }
+
+  // Memory of a run: rarely misaligned, missing, or said to be smaller than it is.
+  struct Workspace {
+    Workspace(Arguments& a, size_t size)
+        : memory(std::aligned_alloc(256, (size + 511) / 256 * 256)), given(size) {
+      std::memset(memory, 0xA5, size);
+      at = static_cast<char*>(memory) + (a.rarely() ? a.in(1, 255) : 0);
+      if (a.rarely(5)) at = nullptr;
+      if (a.rarely()) given = static_cast<size_t>(a.in(0, static_cast<int64_t>(size)));
+    }
+    ~Workspace() { std::free(memory); }
+    Workspace(const Workspace&) = delete;
+    Workspace& operator=(const Workspace&) = delete;
+    void* memory;
+    char* at = nullptr;
+    size_t given;
+  };
 
   void run_layer() {
     if (layer_ == nullptr && !a_.rarely()) return open_layer();
@@ -266,91 +233,62 @@ class Session {
     b.out_dtype = a_.enumerator(4);
     b.hidden = a_.maybe(a_.bytes(tokens * config_.hidden_size * 8));
     const int64_t ids = tokens * config_.top_k;
-    uint8_t* topk_ids = a_.zeros(ids * 8);
-    for (int64_t i = 0; i < ids; ++i) {
-      const int64_t id = a_.rarely(3) ? a_.any_int64() : a_.in(-1, config_.num_experts);
-      const auto narrow = static_cast<int32_t>(id);
-      if (b.ids_dtype == NVFP4_MOE_DTYPE_I64)
-        std::memcpy(topk_ids + 8 * i, &id, 8);
-      else
-        std::memcpy(topk_ids + 4 * i, &narrow, 4);
-    }
-    b.topk_ids = a_.maybe(topk_ids);
+    b.topk_ids = a_.maybe(a_.indices(ids, b.ids_dtype != NVFP4_MOE_DTYPE_I64, [&](int64_t) {
+      return a_.rarely(3) ? a_.any_int64() : a_.in(-1, config_.num_experts);
+    }));
     b.topk_weights = a_.maybe(a_.floats(ids));
     b.shared_weights = a_.pick(2) == 0 ? nullptr : a_.floats(tokens);
     b.out = a_.maybe(a_.zeros(tokens * config_.hidden_size * 8));
     b.reserved = a_.rarely(6) ? 1 : 0;
     if (a_.rarely()) b.tokens = a_.rarely(1) ? -1 : a_.in(kMaxTokens + 1, int64_t{1} << 60);
     const nvfp4_moe_batch* batch = a_.structure(b);
-
-    size_t size = 0;
     // The size for these tokens, or for the layer's most tokens if it was opened with a smaller
     // limit.
+    size_t size = 0;
     int64_t most = std::min(tokens, kMaxTokens);
     while (layer_ != nullptr && !check(nvfp4_moe_layer_workspace_bytes(layer_, most, &size)))
       REQUIRE(most-- > 0);
-    void* memory = std::aligned_alloc(256, (size + 511) / 256 * 256);
-    std::memset(memory, 0xA5, size);
-    char* workspace = static_cast<char*>(memory);
-    if (a_.rarely()) workspace += a_.in(1, 255);
-    if (a_.rarely(5)) workspace = nullptr;
-    size_t given = size;
-    if (a_.rarely()) given = static_cast<size_t>(a_.in(0, static_cast<int64_t>(size)));
-    const bool ran = check(nvfp4_moe_layer_run(
-        layer_, batch, workspace, given, a_.rarely(5) ? static_cast<void*>(&cancel_) : nullptr));
-    if (ran || a_.rarely()) {
-      nvfp4_moe_run_status* status = a_.structure(nvfp4_moe_run_status{});
-      if (ran) check(nvfp4_moe_layer_run_status(layer_, workspace, given, status));
-    }
-    if (ran && a_.rarely())
+    const Workspace workspace(a_, size);
+    void* const stream = a_.rarely(5) ? &cancel_ : nullptr;
+    if (!check(nvfp4_moe_layer_run(layer_, batch, workspace.at, workspace.given, stream))) return;
+    check(nvfp4_moe_layer_run_status(layer_, workspace.at, workspace.given,
+                                     a_.structure(nvfp4_moe_run_status{})));
+    if (a_.rarely())
       check(nvfp4_moe_layer_write_repro(layer_, batch, a_.pick(2), "/nonexistent/x.safetensors"));
-    std::free(memory);
   }
 
   void layer_queries() {
-    char* json = nullptr;
-    char** out = a_.maybe(&json);
-    check_text_or_null(nvfp4_moe_layer_describe(layer_, out), out, json);
-    char* run_json = nullptr;
-    char** run_out = a_.maybe(&run_json);
-    check_text_or_null(nvfp4_moe_layer_describe_run(layer_, a_.in(-1, kMaxTokens + 1), run_out),
-                       run_out, run_json);
+    check_json([&](char** out) { return nvfp4_moe_layer_describe(layer_, out); });
+    check_json([&](char** out) {
+      return nvfp4_moe_layer_describe_run(layer_, a_.in(-1, kMaxTokens + 1), out);
+    });
     size_t bytes = 0;
     check(nvfp4_moe_layer_workspace_bytes(layer_, a_.in(-1, kMaxTokens + 1), a_.maybe(&bytes)));
     check(nvfp4_moe_layer_run_status(layer_, nullptr, 0, a_.structure(nvfp4_moe_run_status{})));
-    if (a_.rarely(3)) {
-      nvfp4_moe_layer_close(layer_);
-      layer_ = nullptr;
-    }
+    if (!a_.rarely(3)) return;
+    nvfp4_moe_layer_close(layer_);
+    layer_ = nullptr;
   }
 
   int64_t local_expert() { return a_.rarely(2) ? a_.bad_size() : a_.in(-1, config_.num_experts); }
+  int64_t inner_of(int64_t expert) const {
+    return expert == NVFP4_MOE_SHARED_EXPERT ? config_.shared_intermediate_size
+                                             : config_.intermediate_size;
+  }
 
   void replace() {
     if (layer_ == nullptr && !a_.rarely()) return;
     const int64_t which = local_expert();
-    const int64_t inner = which == NVFP4_MOE_SHARED_EXPERT ? config_.shared_intermediate_size
-                                                           : config_.intermediate_size;
-    if (a_.rarely())
-      check(nvfp4_moe_layer_replace_expert_on_stream(
-          layer_, which, a_.structure(expert(config_, inner)), nullptr));
-    else
-      check(nvfp4_moe_layer_replace_expert(layer_, which, a_.structure(expert(config_, inner))));
+    const nvfp4_moe_expert* given = a_.structure(expert(config_, inner_of(which)));
+    check(a_.rarely() ? nvfp4_moe_layer_replace_expert_on_stream(layer_, which, given, nullptr)
+                      : nvfp4_moe_layer_replace_expert(layer_, which, given));
   }
 
   void unpack() {
     if (layer_ == nullptr && !a_.rarely()) return;
     const int64_t which = local_expert();
-    const int64_t inner = which == NVFP4_MOE_SHARED_EXPERT ? config_.shared_intermediate_size
-                                                           : config_.intermediate_size;
-    const int64_t values = config_.hidden_size * inner;
     nvfp4_moe_expert_out e{};
-    e.gate_codes = a_.maybe(a_.zeros(values / 2));
-    e.gate_block_scales = a_.maybe(a_.zeros(values / 16));
-    e.up_codes = a_.maybe(a_.zeros(values / 2));
-    e.up_block_scales = a_.maybe(a_.zeros(values / 16));
-    e.down_codes = a_.maybe(a_.zeros(values / 2));
-    e.down_block_scales = a_.maybe(a_.zeros(values / 16));
+    a_.give_weights(e, config_.hidden_size * inner_of(which));
     check(nvfp4_moe_layer_unpack_expert(layer_, which, a_.structure(e)));
   }
 
@@ -394,193 +332,14 @@ class Session {
     b.out_dtype = a_.enumerator(4);
     if (a_.rarely()) b.tokens = -1;
     size_t size = 0;
-    if (linear_ != nullptr)
-      REQUIRE(check(nvfp4_moe_linear_workspace_bytes(
-          linear_, std::clamp<int64_t>(b.tokens, 0, kMaxTokens), &size)));
-    void* memory = std::aligned_alloc(256, (size + 511) / 256 * 256);
-    char* workspace = static_cast<char*>(memory) + (a_.rarely() ? 1 : 0);
-    check(nvfp4_moe_linear_run(linear_, a_.structure(b), a_.maybe(workspace),
-                               a_.rarely() ? size / 2 : size, nullptr));
-    char* json = nullptr;
-    check_text(nvfp4_moe_linear_describe(linear_, &json), json);
-    std::free(memory);
+    const int64_t most = std::clamp<int64_t>(b.tokens, 0, kMaxTokens);
+    if (linear_ != nullptr) REQUIRE(check(nvfp4_moe_linear_workspace_bytes(linear_, most, &size)));
+    const Workspace workspace(a_, size);
+    check(nvfp4_moe_linear_run(linear_, a_.structure(b), workspace.at, workspace.given, nullptr));
+    check_json([&](char** out) { return nvfp4_moe_linear_describe(linear_, out); });
   }
 
-  void quantize() {
-    const int64_t rows = a_.in(0, 5);
-    const int64_t cols = 16 * a_.in(0, 4);
-    const int64_t said_rows = a_.rarely()    ? -a_.in(1, 9)
-                              : a_.rarely(5) ? std::numeric_limits<int64_t>::max()
-                                             : rows;
-    const int64_t said_cols = a_.rarely()    ? -a_.in(1, 99)
-                              : a_.rarely(5) ? a_.in(1, 15) + cols - 16
-                                             : cols;
-    const int32_t dtype = a_.enumerator(6);
-    const void* x = a_.maybe(a_.bytes(rows * cols * 8));
-    uint8_t* codes = a_.maybe(a_.zeros(rows * cols / 2));
-    uint8_t* scales = a_.maybe(a_.zeros(rows * cols / 16));
-    nvfp4_moe_quantize_counts* counts = a_.structure(nvfp4_moe_quantize_counts{});
-    const int which = a_.pick(6);
-    if (which == 0) {
-      float tensor_scale = a_.pick(2) == 0 ? 0.0f : a_.scale();
-      check(nvfp4_moe_quantize(x, dtype, said_rows, said_cols, a_.enumerator(2),
-                               a_.maybe(&tensor_scale), codes, scales, counts));
-    } else if (which == 1) {
-      check(nvfp4_moe_quantize_dynamic_token(x, dtype, said_rows, said_cols, codes, scales,
-                                             a_.maybe(a_.floats(rows)), counts));
-    } else if (which == 2) {
-      check(nvfp4_moe_quantize_static(x, dtype, said_rows, said_cols, a_.maybe(a_.floats(1)), codes,
-                                      scales, counts));
-    } else if (which == 3) {
-      check(nvfp4_moe_quantize_compat(x, dtype, said_rows, said_cols, a_.scale(), codes, scales,
-                                      counts));
-    } else if (which == 4) {
-      auto* int8_codes = reinterpret_cast<int8_t*>(a_.maybe(a_.zeros(rows * cols)));
-      check(nvfp4_moe_quantize_int8_block(x, dtype, said_rows, said_cols, int8_codes,
-                                          a_.maybe(a_.floats(rows * cols / 16)), counts));
-    } else {
-      check(nvfp4_moe_dequantize(codes, scales, a_.scale(), said_rows, said_cols, dtype,
-                                 a_.maybe(a_.zeros(rows * cols * 8))));
-    }
-  }
-
-  void convert() {
-    const int64_t rows = a_.in(0, 150);
-    const int64_t cols = a_.in(0, 9);
-    const int64_t said = a_.rarely() ? -a_.in(1, 9) : rows;
-    const int which = a_.pick(5);
-    if (which == 0) {
-      const int64_t bytes = nvfp4_moe_swizzled_bytes(rows, cols);
-      REQUIRE(bytes >= rows * cols);
-      check(nvfp4_moe_swizzle_scales(a_.maybe(a_.bytes(rows * cols)), said, cols,
-                                     a_.maybe(a_.zeros(bytes))));
-    } else if (which == 1) {
-      const int64_t bytes = nvfp4_moe_swizzled_bytes(rows, cols);
-      check(nvfp4_moe_unswizzle_scales(a_.maybe(a_.bytes(bytes)), said, cols,
-                                       a_.maybe(a_.zeros(rows * cols))));
-    } else if (which == 2) {
-      check(nvfp4_moe_pack_codes(a_.maybe(a_.bytes(rows, a_.pick(2) == 0 ? 0x0F : 0x1F)), said,
-                                 a_.maybe(a_.zeros(rows / 2))));
-      check(nvfp4_moe_unpack_codes(a_.maybe(a_.bytes(rows / 2)), said, a_.maybe(a_.zeros(rows))));
-    } else if (which == 3) {
-      const int64_t k = 16 * cols;
-      const int64_t block_rows = a_.rarely(2) ? a_.in(-1, 200) : 0;
-      const int64_t block_cols = a_.rarely(2) ? a_.in(-1, 200) : 0;
-      const int64_t count = nvfp4_moe_fp8_scale_count(rows, k, block_rows, block_cols);
-      check(nvfp4_moe_convert_to_fp8(a_.maybe(a_.bytes(rows * k / 2)),
-                                     a_.maybe(a_.block_scales(rows * k / 16)), a_.scale(), said, k,
-                                     block_rows, block_cols, a_.maybe(a_.zeros(rows * k)),
-                                     a_.maybe(a_.floats(std::max<int64_t>(count, 0)))));
-    } else {  // only numbers go in
-      const auto any = [&] { return a_.rarely(1) ? a_.bad_size() : a_.any_int64(); };
-      const int64_t p = any();
-      const int64_t q = any();
-      REQUIRE(nvfp4_moe_swizzled_bytes(p, q) >= -1);
-      REQUIRE(nvfp4_moe_fp8_scale_count(p, q, any(), any()) >= -1);
-      REQUIRE(nvfp4_moe_status_name(static_cast<int32_t>(p))[0] != '\0');
-    }
-  }
-
-  // Indices from -1 to count, one beyond the legal ones at either end, rarely anything; of 8 bytes
-  // unless I32.
-  uint8_t* indices(int64_t size, int64_t count, nvfp4_moe_dtype dtype) {
-    uint8_t* memory = a_.zeros(size * 8);
-    const int64_t first = a_.in(0, 200), step = a_.in(0, 9);
-    for (int64_t i = 0; i < size; ++i) {
-      const int64_t index = a_.rarely(7) ? a_.any_int64() : (first + step * i) % (count + 2) - 1;
-      const auto narrow = static_cast<int32_t>(index);
-      if (dtype == NVFP4_MOE_DTYPE_I32)
-        std::memcpy(memory + 4 * i, &narrow, 4);
-      else
-        std::memcpy(memory + 8 * i, &index, 8);
-    }
-    return memory;
-  }
-
-  void router_gemm() {
-    nvfp4_moe_router_gemm_call c{};
-    const int64_t tokens = a_.in(0, 3), experts = a_.in(1, 5), size = 8 * a_.in(1, 3);
-    c.tokens = tokens;
-    c.num_experts = experts;
-    c.hidden_size = a_.rarely() ? size - a_.in(0, 30) : size;
-    c.hidden_stride = a_.pick(2) == 0 ? 0 : 24 - (a_.rarely() ? a_.in(0, 40) : 0);
-    c.logits_dtype = a_.enumerator(4);
-    c.hidden = a_.maybe(a_.bytes(tokens * 24 * 2));
-    c.weight = a_.maybe(a_.bytes(experts * size * 2));
-    c.logits = a_.maybe(a_.zeros(tokens * experts * 4));
-    if (a_.rarely()) c.tokens = a_.rarely(1) ? -1 : int64_t{1} << a_.in(31, 62);
-    const nvfp4_moe_router_gemm_call* call = a_.structure(c);
-    check(a_.rarely(5) ? nvfp4_moe_device_router_gemm(a_.device(), call, nullptr)
-                       : nvfp4_moe_router_gemm(call));
-  }
-
-  void select_experts() {
-    nvfp4_moe_router_config c{};
-    c.num_experts = a_.in(1, 40);
-    c.top_k = a_.in(1, std::min<int64_t>(c.num_experts, 8));
-    if (a_.pick(2) == 0) {
-      c.num_expert_group = a_.in(1, 4);
-      c.num_experts *= c.num_expert_group;
-      c.topk_group = a_.in(0, c.num_expert_group);
-    }
-    c.scoring = a_.enumerator(3);
-    c.group_score = a_.enumerator(2);
-    c.renormalize = a_.enumerator(2);
-    if (a_.rarely(2)) c.renormalize_epsilon = a_.number();
-    if (a_.rarely(2)) c.routed_scaling_factor = a_.number();
-    c.correction_bias = a_.pick(2);
-    c.hash_routing = a_.pick(3) == 0 ? 1 : 0;
-    if (c.hash_routing == 1 && !a_.rarely(2))
-      c.correction_bias = 0, c.num_expert_group = 0, c.scoring = 1;
-    c.reserved = a_.rarely(6) ? 1 : 0;
-    const nvfp4_moe_router_config* given = a_.structure(c);
-    // The arrays fit the config that the library reads: fields that an older header's struct lacks
-    // are zero.
-    nvfp4_moe_router_config read{};
-    size_t size = 0;
-    if (given != nullptr) std::memcpy(&size, given, sizeof(size));
-    std::memcpy(&read, &c, std::min(size, sizeof(c)));
-
-    nvfp4_moe_router_batch b{};
-    const int64_t tokens = a_.in(0, 4), experts = read.num_experts,
-                  k = std::max<int64_t>(read.top_k, 0);
-    b.tokens = tokens;
-    b.logits_stride = a_.pick(2) == 0 ? 0 : experts + a_.in(0, 3);
-    b.logits_dtype = a_.enumerator(4);
-    b.logits = a_.maybe(a_.bytes(tokens * (experts + 3) * 8));
-    if (read.correction_bias == 1 || a_.rarely()) b.correction_bias = a_.maybe(a_.floats(experts));
-    b.vocab_size = a_.in(0, 6);
-    b.token_ids_dtype = a_.pick(2) == 0 ? NVFP4_MOE_DTYPE_I32 : a_.enumerator(6);
-    b.hash_table_dtype = a_.pick(2) == 0 ? NVFP4_MOE_DTYPE_I32 : a_.enumerator(6);
-    if (read.hash_routing == 1 || a_.rarely()) {
-      b.token_ids = a_.maybe(indices(tokens, b.vocab_size, b.token_ids_dtype));
-      b.hash_table = a_.maybe(indices(b.vocab_size * k, experts, b.hash_table_dtype));
-    }
-    b.ids_dtype = a_.pick(2) == 0 ? NVFP4_MOE_DTYPE_I32 : a_.enumerator(6);
-    uint8_t* ids = a_.zeros(tokens * k * 8);
-    b.topk_ids = a_.maybe(ids);
-    b.topk_weights = a_.maybe(reinterpret_cast<float*>(a_.zeros(tokens * k * 4)));
-    uint64_t bad_ids = 0;
-    b.bad_ids = a_.maybe(&bad_ids);
-    if (a_.rarely()) b.tokens = a_.rarely(1) ? -1 : int64_t{1} << a_.in(31, 62);
-    if (a_.rarely(5)) b.logits_stride = -a_.in(1, 9);
-    const nvfp4_moe_router_batch* batch = a_.structure(b);
-    const bool done =
-        check(a_.rarely(5) ? nvfp4_moe_device_select_experts(a_.device(), given, batch, nullptr)
-                           : nvfp4_moe_select_experts(given, batch));
-    if (!done || batch == nullptr) return;
-    nvfp4_moe_router_batch seen{};
-    std::memcpy(&size, batch, sizeof(size));
-    std::memcpy(&seen, &b, std::min(size, sizeof(b)));
-    for (int64_t i = 0; i < seen.tokens * k; ++i) {
-      int64_t id = 0;
-      int32_t narrow = 0;
-      std::memcpy(&narrow, ids + 4 * i, 4);
-      std::memcpy(&id, ids + 8 * i, 8);
-      if (seen.ids_dtype != NVFP4_MOE_DTYPE_I64) id = narrow;
-      REQUIRE(id >= (read.hash_routing == 1 ? -1 : 0) && id < experts);
-    }
-  }
+  void values() { Values(a_).play(); }
 
   void files() {
     static constexpr const char* kPaths[] = {

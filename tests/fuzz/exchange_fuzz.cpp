@@ -101,14 +101,9 @@ class Calls {
 
   nvfp4_moe_layer_tensors tensors() {
     nvfp4_moe_layer_tensors t{};
-    t.gate_codes = a_.maybe(a_.bytes(kExperts * kInner * kHidden / 2));
-    t.gate_block_scales = a_.maybe(a_.block_scales(kExperts * kInner * kHidden / 16));
+    a_.give_weights(t, kExperts * kInner * kHidden);
     t.gate_tensor_scales = a_.maybe(a_.floats(kExperts));
-    t.up_codes = a_.maybe(a_.bytes(kExperts * kInner * kHidden / 2));
-    t.up_block_scales = a_.maybe(a_.block_scales(kExperts * kInner * kHidden / 16));
     t.up_tensor_scales = a_.maybe(a_.floats(kExperts));
-    t.down_codes = a_.maybe(a_.bytes(kExperts * kInner * kHidden / 2));
-    t.down_block_scales = a_.maybe(a_.block_scales(kExperts * kInner * kHidden / 16));
     t.down_tensor_scales = a_.maybe(a_.floats(kExperts));
     if (a_.rarely()) t.reserved = 1;
     return t;

@@ -21,39 +21,33 @@ std::vector<uint8_t> random_bytes(size_t size) {
   return out;
 }
 
-TEST(GgufBlocks, Nvfp4HasFourScalesAndThenEightBytesForEachSixteen) {
+// NVFP4: four scales, then eight bytes for each sixteen elements. MXFP4: one scale, then sixteen
+// bytes. A byte's low half is an element of the first half of its elements.
+TEST(GgufBlocks, HaveScalesAndThenCodes) {
+  using Unpack = void (*)(const uint8_t*, int64_t, uint8_t*, uint8_t*);
+  const struct {
+    const BlockType& type;
+    Unpack unpack;
+    int64_t elems, scales, per_scale, size_bytes;
+  } types[] = {{*ggml_nvfp4(), unpack_nvfp4_blocks, 64, 4, 16, 36},
+               {*ggml_mxfp4(), unpack_mxfp4_blocks, 32, 1, 32, 17}};
   constexpr int64_t kBlocks = 257;
-  ASSERT_EQ(ggml_nvfp4()->elems, 64);
-  ASSERT_EQ(ggml_nvfp4()->size_bytes, 36);
-  const std::vector<uint8_t> blocks = random_bytes(kBlocks * 36);
-  std::vector<uint8_t> codes(kBlocks * 32);
-  std::vector<uint8_t> scales(kBlocks * 4);
-  unpack_nvfp4_blocks(blocks.data(), kBlocks, codes.data(), scales.data());
-  for (int64_t b = 0; b < kBlocks; ++b) {
-    for (int64_t e = 0; e < 64; ++e) {
-      const int64_t sixteen = e / 16;
-      const int64_t place = e % 16;
-      ASSERT_EQ(scales[static_cast<size_t>(b * 4 + sixteen)],
-                blocks[static_cast<size_t>(b * 36 + sixteen)]);
-      const uint8_t byte = blocks[static_cast<size_t>(b * 36 + 4 + sixteen * 8 + place % 8)];
-      ASSERT_EQ(code_at(codes, b * 64 + e), place < 8 ? byte & 15 : byte >> 4) << b << " " << e;
-    }
-  }
-}
-
-TEST(GgufBlocks, Mxfp4HasOneScaleAndThenSixteenBytes) {
-  constexpr int64_t kBlocks = 257;
-  ASSERT_EQ(ggml_mxfp4()->elems, 32);
-  ASSERT_EQ(ggml_mxfp4()->size_bytes, 17);
-  const std::vector<uint8_t> blocks = random_bytes(kBlocks * 17);
-  std::vector<uint8_t> codes(kBlocks * 16);
-  std::vector<uint8_t> scales(kBlocks);
-  unpack_mxfp4_blocks(blocks.data(), kBlocks, codes.data(), scales.data());
-  for (int64_t b = 0; b < kBlocks; ++b) {
-    ASSERT_EQ(scales[static_cast<size_t>(b)], blocks[static_cast<size_t>(b * 17)]);
-    for (int64_t e = 0; e < 32; ++e) {
-      const uint8_t byte = blocks[static_cast<size_t>(b * 17 + 1 + e % 16)];
-      ASSERT_EQ(code_at(codes, b * 32 + e), e < 16 ? byte & 15 : byte >> 4) << b << " " << e;
+  for (const auto& [type, unpack, elems, scales_per_block, per_scale, size_bytes] : types) {
+    ASSERT_EQ(type.elems, elems);
+    ASSERT_EQ(type.size_bytes, size_bytes);
+    const std::vector<uint8_t> blocks = random_bytes(static_cast<size_t>(kBlocks * size_bytes));
+    std::vector<uint8_t> codes(static_cast<size_t>(kBlocks * elems / 2));
+    std::vector<uint8_t> scales(static_cast<size_t>(kBlocks * scales_per_block));
+    unpack(blocks.data(), kBlocks, codes.data(), scales.data());
+    for (int64_t b = 0; b < kBlocks; ++b) {
+      const uint8_t* block = blocks.data() + b * size_bytes;
+      for (int64_t e = 0; e < elems; ++e) {
+        const int64_t group = e / per_scale, place = e % per_scale, half = per_scale / 2;
+        ASSERT_EQ(scales[static_cast<size_t>(b * scales_per_block + group)], block[group]);
+        const uint8_t byte = block[scales_per_block + group * half + place % half];
+        ASSERT_EQ(code_at(codes, b * elems + e), place < half ? byte & 15 : byte >> 4)
+            << type.name << " " << b << " " << e;
+      }
     }
   }
 }

@@ -7,8 +7,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "convert/quantize_checkpoint.h"
-#include "convert/synthesize.h"
 #include "support/attack.h"
 #include "support/support.h"
 
@@ -45,44 +43,30 @@ TEST(InputScales, AreTheNumbersOfTheFile) {
 }
 
 ATTACK_TEST(kHostileNumbers, InputScales, NumbersThatDoNotFitAreRefusedByName) {
-  struct Case {
-    std::vector<std::string> entries;
-    const char* words;
-  };
-  const std::string zero = entry("0"), one = entry("1"), three = entry("3");
-  const std::vector<Case> cases = {
-      {{zero, one, entry("-1")}, "layer -1: the checkpoint has no such MoE layer"},
-      {{zero, one, entry("2")}, "layer 2: the checkpoint has no such MoE layer"},
-      {{zero, one, entry("1.5")}, "layer: expected an integer, got 1.5"},
-      {{zero, one, entry("3.0")}, "layer: expected an integer, got 3.0"},
-      {{zero, one, entry("1e300")}, "layer: expected an integer, got 1e+300"},
-      {{zero, one, entry("18446744073709551615")},
-       "layer: expected an integer, got 18446744073709551615"},
-      {{zero, one, entry("\"3\"")}, "layer: expected an integer, got \"3\""},
-      {{zero, one, entry("null")}, "layer: expected an integer, got none"},
-      {{zero, one, three, entry("1", "0.125")}, "layer 1: expected each layer once, got it again"},
-      {{zero, entry("3")}, "got none of 1: calibrate"},
-      {{}, "expected scales of all 3 layers that are quantized, got none of 0, 1, 3"},
-      {{zero, one, entry("3", "0")}, "layer 3: hidden_scale: expected a positive normal number"},
-      {{zero, one, entry("3", "-0.5")}, "layer 3: hidden_scale: "},
-      {{zero, one, entry("3", "1e39")}, "layer 3: hidden_scale: "},
-      {{zero, one, entry("3", "1e300")}, "layer 3: hidden_scale: "},
-      {{zero, one, entry("3", "1e-39")}, "layer 3: hidden_scale: "},
-      {{zero, one, entry("3", "1e-400")}, "layer 3: hidden_scale: "},
-      {{zero, one, entry("3", "0.5", "\"inf\"")}, "layer 3: intermediate_scale: "},
-      {{zero, one, entry("3", "0.5", "true")}, "layer 3: intermediate_scale: "},
-      {{zero, one, entry("3", "0.5", "[1]")}, "got an array of 1"},
-      {{zero, one, R"({"layer": 3, "hidden_scale": 0.5})"},
-       "layer 3: expected intermediate_scale, got none"},
-      {{zero, one, R"({"layer": 3, "layer": 3, "hidden_scale": 0.5, "intermediate_scale": 1})"},
+  // After entries of layers 0 and 1.
+  const std::pair<std::string, const char*> cases[] = {
+      {entry("-1"), "layer -1: the checkpoint has no such MoE layer"},
+      {entry("1.5"), "layer: expected an integer, got 1.5"},
+      {entry("18446744073709551615"), "layer: expected an integer, got 18446744073709551615"},
+      {entry("null"), "layer: expected an integer, got none"},
+      {entry("1", "0.125"), "layer 1: expected each layer once, got it again"},
+      {entry("3", "0"), "layer 3: hidden_scale: expected a positive normal number"},
+      {entry("3", "1e39"), "layer 3: hidden_scale: "},
+      {entry("3", "1e-39"), "layer 3: hidden_scale: "},
+      {entry("3", "0.5", "\"inf\""), "layer 3: intermediate_scale: "},
+      {entry("3", "0.5", "[1]"), "got an array of 1"},
+      {R"({"layer": 3, "hidden_scale": 0.5})", "layer 3: expected intermediate_scale, got none"},
+      {R"({"layer": 3, "layer": 3, "hidden_scale": 0.5, "intermediate_scale": 1})",
        "duplicate key"},
-      {{zero, one, "7"}, "layer: expected an integer, got none"},
   };
-  for (const Case& c : cases) {
+  for (const auto& [added, words] : cases) {
     attacked();
-    const Status status = parse_input_scales(file_of(c.entries), kLayers, kLayers).status();
-    EXPECT_THAT(status, Refused(Code::kBadInput, c.words));
+    EXPECT_THAT(parse_input_scales(file_of({entry("0"), entry("1"), added}), kLayers, kLayers),
+                Refused(Code::kBadInput, words));
   }
+  EXPECT_THAT(parse_input_scales(file_of({}), kLayers, kLayers),
+              Refused(Code::kBadInput,
+                      "expected scales of all 3 layers that are quantized, got none of 0, 1, 3"));
   for (const char* text : {"", "[]", "{}", R"({"layers": {}})", R"({"schema": 2, "layers": []})",
                            "{\"layers\": [NaN]}"}) {
     attacked();
@@ -92,41 +76,20 @@ ATTACK_TEST(kHostileNumbers, InputScales, NumbersThatDoNotFitAreRefusedByName) {
 
 ATTACK_TEST(kSpecialFiles, InputScales, AFileWithoutAnEndIsRefused) {
   const TempDir dir;
-  attacked();
-  EXPECT_THAT(read_input_scales("/dev/zero", kLayers, kLayers).status().message(),
-              HasSubstr("/dev/zero: expected a regular file, got a character device"));
   ASSERT_EQ(::mkfifo(dir.file("pipe").c_str(), 0600), 0);
-  attacked();
-  EXPECT_THAT(read_input_scales(dir.file("pipe"), kLayers, kLayers).status().message(),
-              HasSubstr("got a FIFO"));
   std::ofstream(dir.file("large")) << "{";
   std::filesystem::resize_file(dir.file("large"), (size_t{16} << 20) + 1);
-  attacked();
-  EXPECT_THAT(read_input_scales(dir.file("large"), kLayers, kLayers).status().message(),
-              HasSubstr("expected at most 16777216 bytes, got 16777217"));
   std::ofstream(dir.file("scales.json")) << file_of({entry("0"), entry("1")});
-  EXPECT_THAT(read_input_scales(dir.file("scales.json"), kLayers, kLayers).status().message(),
-              HasSubstr(dir.file("scales.json") + ": expected scales of all 3 layers"));
-  EXPECT_OK(read_input_scales(dir.file("scales.json"), kLayers, {0, 1}));
-}
-
-// The same for callers who pass scales without a file.
-TEST(InputScales, OfALayerThatIsNotThereAreRefused) {
-  const TempDir dir;
-  SynthesizeOptions small{.layers = 2,
-                          .num_experts = 2,
-                          .top_k = 1,
-                          .hidden_size = 32,
-                          .intermediate_size = 16,
-                          .vocab_size = 16};
-  ASSERT_OK(synthesize_checkpoint(dir.file("in"), small));
-  for (const int64_t layer : {int64_t{-1}, int64_t{2}, INT64_MIN}) {
-    QuantizeOptions options;
-    options.input_scales[layer] = {0.5f, 0.5f};
-    EXPECT_THAT(quantize_checkpoint(dir.file("in"), dir.file("out"), options),
-                Refused(Code::kInvalidArgument, ": the checkpoint has no such MoE layer"));
-    EXPECT_FALSE(std::filesystem::exists(dir.file("out")));
+  const std::pair<std::string, const char*> cases[] = {
+      {"/dev/zero", "/dev/zero: expected a regular file, got a character device"},
+      {dir.file("pipe"), "got a FIFO"},
+      {dir.file("large"), "expected at most 16777216 bytes, got 16777217"},
+      {dir.file("scales.json"), "scales.json: expected scales of all 3 layers"}};
+  for (const auto& [path, words] : cases) {
+    attacked();
+    EXPECT_THAT(read_input_scales(path, kLayers, kLayers).status().message(), HasSubstr(words));
   }
+  EXPECT_OK(read_input_scales(dir.file("scales.json"), kLayers, {0, 1}));
 }
 
 }  // namespace

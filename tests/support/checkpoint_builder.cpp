@@ -93,36 +93,31 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 }  // namespace
 
 struct CheckpointBuilder::Names {
-  const char* model_type;
-  const char* prefix;
-  const char* block;
-  bool w_words;
-  const char* shared;     // nullptr: no shared expert
-  bool k_first;           // of stacked tensors
-  const char* text_type;  // nullptr: flat config; else the type in text_config
+  const char *model_type, *prefix, *block;
+  const char* shared;               // nullptr: no shared expert
+  const char* text_type = nullptr;  // nullptr: flat config; else the type in text_config
+  bool w_words = false;
+  bool k_first = false;  // of stacked tensors
 };
 
 const CheckpointBuilder::Names& CheckpointBuilder::names() const {
+  constexpr const char *kLanguage = "language_model.model.", *kModel = "model.language_model.";
   static const Names table[] = {
-      {"deepseek_v3", "model.", "mlp", false, "shared_experts", false, nullptr},
-      {"deepseek_v4", "", "ffn", true, "shared_experts", false, nullptr},
-      {"kimi_k2", "model.", "mlp", false, "shared_experts", false, nullptr},
-      {"kimi_k25", "language_model.model.", "mlp", false, "shared_experts", false, "deepseek_v3"},
-      {"qwen2_moe", "model.", "mlp", false, "shared_expert", false, nullptr},
-      {"qwen3_moe", "model.", "mlp", false, nullptr, false, nullptr},
-      {"qwen3_next", "model.", "mlp", false, "shared_expert", false, nullptr},
-      {"qwen3_5_moe", "model.language_model.", "mlp", false, "shared_expert", false,
-       "qwen3_5_moe_text"},
-      {"glm4_moe", "model.", "mlp", false, "shared_experts", false, nullptr},
-      {"glm5_next", "model.language_model.", "mlp", false, "shared_experts", false,
-       "glm5_next_text"},
-      {"minimax_m2", "model.", "block_sparse_moe", true, nullptr, false, nullptr},
-      {"minimax_m3", "language_model.model.", "block_sparse_moe", true, nullptr, false,
-       "minimax_m3_vl_text"},
-      {"mixtral", "model.", "block_sparse_moe", true, nullptr, false, nullptr},
-      {"llama4", "language_model.model.", "feed_forward", false, "shared_expert", true,
-       "llama4_text"},
-      {"motif", "model.", "moe", false, nullptr, false, nullptr},
+      {"deepseek_v3", "model.", "mlp", "shared_experts"},
+      {"deepseek_v4", "", "ffn", "shared_experts", nullptr, true},
+      {"kimi_k2", "model.", "mlp", "shared_experts"},
+      {"kimi_k25", kLanguage, "mlp", "shared_experts", "deepseek_v3"},
+      {"qwen2_moe", "model.", "mlp", "shared_expert"},
+      {"qwen3_moe", "model.", "mlp", nullptr},
+      {"qwen3_next", "model.", "mlp", "shared_expert"},
+      {"qwen3_5_moe", kModel, "mlp", "shared_expert", "qwen3_5_moe_text"},
+      {"glm4_moe", "model.", "mlp", "shared_experts"},
+      {"glm5_next", kModel, "mlp", "shared_experts", "glm5_next_text"},
+      {"minimax_m2", "model.", "block_sparse_moe", nullptr, nullptr, true},
+      {"minimax_m3", kLanguage, "block_sparse_moe", nullptr, "minimax_m3_vl_text", true},
+      {"mixtral", "model.", "block_sparse_moe", nullptr, nullptr, true},
+      {"llama4", kLanguage, "feed_forward", "shared_expert", "llama4_text", false, true},
+      {"motif", "model.", "moe", nullptr},
   };
   for (const Names& row : table)
     if (options_.model_type == row.model_type) return row;
@@ -184,62 +179,49 @@ void CheckpointBuilder::make_config() {
   config_["architectures"] = {type + "_ForCausalLM"};
   hf_quant_ = json();
   const std::string algo = options_.weight_only ? "W4A16_NVFP4" : "NVFP4";
+  json quantization;
   switch (options_.format) {
     case SourceFormat::kModelOpt:
     case SourceFormat::kModelOptStacked:
       if (type == "deepseek_v4") {
-        json& quantization = config_["quantization_config"];
-        quantization = {
-            {"quant_method", "fp8"}, {"weight_block_size", {128, 128}}, {"moe_quant_algo", algo}};
-        quantization["quant_algo"] = "MIXED_PRECISION";
-        quantization["ignore"] = {"*.attn.*", "head", "mtp.*"};
+        quantization = json::parse(R"({"quant_method": "fp8", "weight_block_size": [128, 128],
+          "quant_algo": "MIXED_PRECISION", "ignore": ["*.attn.*", "head", "mtp.*"]})");
+        quantization["moe_quant_algo"] = algo;
         break;
       }
-      config_["quantization_config"] = {
-          {"quant_method", "modelopt"},
-          {"quant_algo", algo},
-          {"producer", {{"name", "modelopt"}, {"version", "0.47.0"}}}};
-      {
-        const json arguments = {
-            {"dynamic", false}, {"num_bits", 4}, {"type", "float"}, {"group_size", 16}};
-        json& group = config_["quantization_config"]["config_groups"]["group_0"];
-        group = {{"weights", arguments}, {"targets", {"Linear"}}};
-        if (!options_.weight_only) group["input_activations"] = arguments;
-      }
-      if (options_.hf_quant_config) {
-        hf_quant_ = {
-            {"producer", {{"name", "modelopt"}, {"version", "0.47.0"}}},
-            {"quantization",
-             {{"quant_algo", algo}, {"kv_cache_quant_algo", nullptr}, {"group_size", 16}}}};
-        hf_quant_["quantization"]["exclude_modules"] = {"lm_head"};
-      }
+      quantization = json::parse(R"({"quant_method": "modelopt",
+        "producer": {"name": "modelopt", "version": "0.47.0"},
+        "config_groups": {"group_0": {"targets": ["Linear"],
+          "weights": {"dynamic": false, "num_bits": 4, "type": "float", "group_size": 16},
+          "input_activations": {"dynamic": false, "num_bits": 4, "type": "float",
+                                "group_size": 16}}}})");
+      quantization["quant_algo"] = algo;
+      if (options_.weight_only) quantization["config_groups"]["group_0"].erase("input_activations");
+      if (!options_.hf_quant_config) break;
+      hf_quant_ = json::parse(R"({"producer": {"name": "modelopt", "version": "0.47.0"},
+        "quantization": {"kv_cache_quant_algo": null, "group_size": 16,
+                         "exclude_modules": ["lm_head"]}})");
+      hf_quant_["quantization"]["quant_algo"] = algo;
       break;
-    case SourceFormat::kCompressedTensors: {
-      json weights = {{"num_bits", 4},
-                      {"type", "float"},
-                      {"strategy", "tensor_group"},
-                      {"group_size", 16},
-                      {"symmetric", true},
-                      {"dynamic", false},
-                      {"scale_dtype", "torch.float8_e4m3fn"}};
-      json input = nullptr;
-      if (!options_.weight_only)
-        input = {{"num_bits", 4}, {"type", "float"}, {"group_size", 16}, {"dynamic", "local"}};
-      json group = {{"weights", weights}, {"input_activations", input}};
-      group["targets"] = {"Linear"};
-      config_["quantization_config"] = {{"quant_method", "compressed-tensors"},
-                                        {"format", "nvfp4-pack-quantized"},
-                                        {"ignore", {"lm_head"}}};
-      config_["quantization_config"]["config_groups"]["group_0"] = group;
+    case SourceFormat::kCompressedTensors:
+      quantization = json::parse(R"({"quant_method": "compressed-tensors",
+        "format": "nvfp4-pack-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"],
+          "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
+                      "symmetric": true, "dynamic": false, "scale_dtype": "torch.float8_e4m3fn"},
+          "input_activations": {"num_bits": 4, "type": "float", "group_size": 16,
+                                "dynamic": "local"}}}})");
+      if (options_.weight_only)
+        quantization["config_groups"]["group_0"]["input_activations"] = nullptr;
       break;
-    }
     case SourceFormat::kMxfp4:
-      config_["quantization_config"] = {{"quant_method", type == "deepseek_v4" ? "fp8" : "mxfp4"}};
-      if (type == "deepseek_v4") config_["quantization_config"]["scale_fmt"] = "ue8m0";
+      quantization["quant_method"] = type == "deepseek_v4" ? "fp8" : "mxfp4";
+      if (type == "deepseek_v4") quantization["scale_fmt"] = "ue8m0";
       break;
     case SourceFormat::kGgufNvfp4:
-    case SourceFormat::kFloat: break;
+    case SourceFormat::kFloat: return;
   }
+  config_["quantization_config"] = quantization;
 }
 
 void CheckpointBuilder::generate() {
@@ -305,29 +287,31 @@ std::string CheckpointBuilder::tensor_name(int64_t layer, int64_t expert,
                                            const std::string& projection,
                                            const std::string& part) const {
   const Names& row = names();
-  const auto suffix_of = [&]() -> std::string {
-    if (options_.format == SourceFormat::kFloat) return "weight";
-    if (options_.format == SourceFormat::kMxfp4) return part == "codes" ? "weight" : "scale";
-    const bool compressed = options_.format == SourceFormat::kCompressedTensors;
-    if (part == "codes") return compressed ? "weight_packed" : "weight";
-    if (part == "scales") return "weight_scale";
-    if (part == "tensor_scale") return compressed ? "weight_global_scale" : "weight_scale_2";
-    return compressed ? "input_global_scale" : "input_scale";
-  };
-  const std::string suffix = suffix_of();
+  const bool compressed = options_.format == SourceFormat::kCompressedTensors;
+  std::string suffix = "weight";
+  if (options_.format == SourceFormat::kMxfp4) {
+    if (part != "codes") suffix = "scale";
+  } else if (options_.format != SourceFormat::kFloat) {
+    const std::map<std::string, const char*> suffixes = {
+        {"codes", compressed ? "weight_packed" : "weight"},
+        {"scales", "weight_scale"},
+        {"tensor_scale", compressed ? "weight_global_scale" : "weight_scale_2"},
+        {"input_scale", compressed ? "input_global_scale" : "input_scale"}};
+    suffix = suffixes.at(part);
+  }
   const std::string block =
       std::string(row.prefix) + "layers." + std::to_string(layer) + "." + row.block + ".";
+  const bool down = projection == "down";
   if (stacked() && expert >= 0) {
-    const std::string base =
-        block + "experts." + (projection == "down" ? "down_proj" : "gate_up_proj");
+    const std::string base = block + "experts." + (down ? "down_proj" : "gate_up_proj");
     return suffix == "weight" ? base : base + "_" + suffix;
   }
   const std::string module =
       expert < 0 ? std::string(row.shared) : "experts." + std::to_string(expert);
-  const bool w = row.w_words;
-  const char* word = projection == "gate" ? (w ? "w1" : "gate_proj")
-                     : projection == "up" ? (w ? "w3" : "up_proj")
-                                          : (w ? "w2" : "down_proj");
+  const std::string word = !row.w_words           ? projection + "_proj"
+                           : down                 ? "w2"
+                           : projection == "gate" ? "w1"
+                                                  : "w3";
   return block + module + "." + word + "." + suffix;
 }
 
@@ -346,15 +330,11 @@ void CheckpointBuilder::render_matrix(int64_t layer, int64_t expert, const std::
     put("scales", {DType::kF8E8M0, {m.rows, m.cols / 32}, m.scales});
     return;
   }
-  const bool inverse = options_.format == SourceFormat::kCompressedTensors;
-  const std::vector<int64_t> scalar = inverse ? std::vector<int64_t>{1} : std::vector<int64_t>{};
-  const auto stored = [&](float s) {
-    return bytes_of(inverse ? static_cast<float>(1.0 / static_cast<double>(s)) : s);
-  };
+  const std::vector<int64_t> scalar(options_.format == SourceFormat::kCompressedTensors ? 1 : 0, 1);
   put("codes", {DType::kU8, {m.rows, m.cols / 2}, m.codes});
   put("scales", {DType::kF8E4M3, {m.rows, m.cols / 16}, m.scales});
-  put("tensor_scale", {DType::kF32, scalar, stored(m.tensor_scale)});
-  if (!options_.weight_only) put("input_scale", {DType::kF32, scalar, stored(m.input_scale)});
+  put("tensor_scale", {DType::kF32, scalar, scalar_bytes(m.tensor_scale)});
+  if (!options_.weight_only) put("input_scale", {DType::kF32, scalar, scalar_bytes(m.input_scale)});
 }
 
 void CheckpointBuilder::render_stacked(int64_t layer) {
@@ -453,100 +433,90 @@ void CheckpointBuilder::plant(Plant fault, int64_t layer, int64_t expert) {
   BuiltMatrix& gate = matrix(layer, expert, "gate");
   BuiltMatrix& up = matrix(layer, expert, "up");
   BuiltMatrix& down = matrix(layer, expert, "down");
-  // A planted number is written unchanged, even if the format stores reciprocals.
+  constexpr float kInf = std::numeric_limits<float>::infinity(),
+                  kNan = std::numeric_limits<float>::quiet_NaN();
   const auto raw = [&](const std::string& projection, const std::string& part) -> RawTensor& {
     return tensors().at(tensor_name(layer, expert, projection, part));
   };
+  // A planted number is written unchanged, even if the format stores reciprocals.
   const auto set_scalar = [&](const std::string& projection, const std::string& part, float value) {
     RawTensor& tensor = raw(projection, part);
     const size_t at = tensor.bytes.size() > 4 ? static_cast<size_t>(expert) * 4 : 0;
     std::memcpy(tensor.bytes.data() + at, &value, 4);
   };
-  constexpr float kInf = std::numeric_limits<float>::infinity(),
-                  kNan = std::numeric_limits<float>::quiet_NaN();
-  static const std::map<Plant, float> input_scales = {
-      {Plant::kZeroInputScale, 0.0f},      {Plant::kDenormalInputScale, 1e-40f},
-      {Plant::kInfiniteInputScale, kInf},  {Plant::kNanInputScale, kNan},
-      {Plant::kNegativeInputScale, -0.5f}, {Plant::kOneInputScale, 1.0f}};
-  static const std::map<Plant, float> tensor_scales = {{Plant::kNanTensorScale, kNan},
-                                                       {Plant::kZeroTensorScale, 0.0f},
-                                                       {Plant::kNegativeTensorScale, -1e-4f}};
-  if (const auto found = input_scales.find(fault); found != input_scales.end())
-    set_scalar("down", "input_scale", found->second);
-  if (const auto found = tensor_scales.find(fault); found != tensor_scales.end())
-    set_scalar("gate", "tensor_scale", found->second);
+  const auto set_input = [&](float value) { set_scalar("down", "input_scale", value); };
+  const auto set_tensor = [&](float value) { set_scalar("gate", "tensor_scale", value); };
+  // The first `bytes` of up's scales, with this shape.
+  const auto cut_scales = [&](int64_t rows, int64_t cols) {
+    RawTensor& tensor = raw("up", "scales");
+    tensor.shape = {rows, cols};
+    tensor.bytes.resize(static_cast<size_t>(rows * cols));
+  };
+  // Takes an expert's tensors away, or gives them to the next expert.
+  const auto take = [&](int64_t e, bool shift) {
+    for (const char* projection : {"gate", "up", "down"}) {
+      for (const char* part : {"codes", "scales", "tensor_scale", "input_scale"}) {
+        auto node = tensors().extract(tensor_name(layer, e, projection, part));
+        if (node.empty() || !shift) continue;
+        node.key() = tensor_name(layer, e + 1, projection, part);
+        tensors().insert(std::move(node));
+      }
+    }
+  };
   switch (fault) {
     case Plant::kFlippedCode: gate.codes[5] ^= 0x02; break;
     case Plant::kScaleTimesTwo: up.scales[3] = static_cast<uint8_t>(up.scales[3] + 8); break;
     case Plant::kSwappedGateUp: std::swap(gate, up); break;
-    case Plant::kTransposedScales: {
+    case Plant::kTransposedScales:
       down.scales = transposed(down.scales, down.rows, down.cols / 16, 1);
       if (down.rows != down.cols / 16) raw("down", "scales").shape = {down.cols / 16, down.rows};
       break;
-    }
     case Plant::kReciprocalTensorScale: down.tensor_scale = 1.0f / down.tensor_scale; break;
     case Plant::kShiftedExperts:
-    case Plant::kMissingExpert: {
-      std::map<std::string, RawTensor>& all = tensors();
-      for (int64_t e = options_.num_experts - 1; e >= 0; --e) {
-        if (fault == Plant::kMissingExpert && e != expert) continue;
-        for (const char* projection : {"gate", "up", "down"}) {
-          for (const char* part : {"codes", "scales", "tensor_scale", "input_scale"}) {
-            auto node = all.extract(tensor_name(layer, e, projection, part));
-            if (node.empty() || fault == Plant::kMissingExpert) continue;
-            node.key() = tensor_name(layer, e + 1, projection, part);
-            all.insert(std::move(node));
-          }
-        }
-      }
-      break;
-    }
+      for (int64_t e = options_.num_experts - 1; e >= 0; --e) take(e, true);
+      return;
+    case Plant::kMissingExpert: return take(expert, false);
     case Plant::kMissingInputScale:
       tensors().erase(tensor_name(layer, expert, "down", "input_scale"));
-      break;
+      return;
+    case Plant::kZeroInputScale: return set_input(0);
+    case Plant::kDenormalInputScale: return set_input(1e-40f);
+    case Plant::kInfiniteInputScale: return set_input(kInf);
+    case Plant::kNanInputScale: return set_input(kNan);
+    case Plant::kNegativeInputScale: return set_input(-0.5f);
+    case Plant::kOneInputScale: return set_input(1);
     case Plant::kNanBlockScale: up.scales[1] = 0x7F; break;
     case Plant::kNegativeBlockScale: up.scales[1] |= 0x80; break;
+    case Plant::kNanTensorScale: return set_tensor(kNan);
+    case Plant::kZeroTensorScale: return set_tensor(0);
+    case Plant::kNegativeTensorScale: return set_tensor(-1e-4f);
     case Plant::kGateUpMismatch: up.tensor_scale *= 1.5f; break;
-    case Plant::kWrongShape: {
-      RawTensor& tensor = raw("up", "scales");
-      tensor.shape[0] -= 1;
-      tensor.bytes.resize(tensor.bytes.size() - static_cast<size_t>(tensor.shape[1]));
-      break;
-    }
-    case Plant::kWrongDtype: raw("up", "scales").dtype = DType::kU8; break;
-    case Plant::kGroupSize32: {
-      RawTensor& tensor = raw("up", "scales");
-      tensor.shape[1] /= 2;
-      tensor.bytes.resize(tensor.bytes.size() / 2);
-      break;
-    }
+    case Plant::kWrongShape: return cut_scales(up.rows - 1, up.cols / 16);
+    case Plant::kWrongDtype: raw("up", "scales").dtype = DType::kU8; return;
+    case Plant::kGroupSize32: return cut_scales(up.rows, up.cols / 32);
     case Plant::kZeroScaleOverCodes: down.scales[2] = 0; break;
-    case Plant::kAllZeroScales:
-      std::fill(down.scales.begin(), down.scales.end(), uint8_t{0});
-      break;
-    default: break;
+    case Plant::kAllZeroScales: std::fill(down.scales.begin(), down.scales.end(), uint8_t{0});
   }
   // If the tensors are already rendered, faults in the numbers are applied to them too.
-  if (rendered_ && !stacked()) {
-    for (const char* projection : {"gate", "up", "down"}) {
-      const BuiltMatrix& m = matrix(layer, expert, projection);
-      const auto update = [&](const char* part, const std::vector<uint8_t>& bytes) {
-        const auto found = tensors_.find(tensor_name(layer, expert, projection, part));
-        if (found != tensors_.end() && found->second.bytes.size() == bytes.size())
-          found->second.bytes = bytes;
-      };
-      if (options_.format == SourceFormat::kFloat) continue;
-      update("codes", m.codes);
-      update("scales", m.scales);
-      if (fault == Plant::kReciprocalTensorScale || fault == Plant::kGateUpMismatch ||
-          fault == Plant::kSwappedGateUp) {
-        const bool inverse = options_.format == SourceFormat::kCompressedTensors;
-        set_scalar(projection, "tensor_scale",
-                   inverse ? static_cast<float>(1.0 / static_cast<double>(m.tensor_scale))
-                           : m.tensor_scale);
-      }
-    }
+  if (!rendered_ || stacked() || options_.format == SourceFormat::kFloat) return;
+  for (const char* projection : {"gate", "up", "down"}) {
+    const BuiltMatrix& m = matrix(layer, expert, projection);
+    const auto update = [&](const char* part, const std::vector<uint8_t>& bytes) {
+      const auto found = tensors_.find(tensor_name(layer, expert, projection, part));
+      if (found != tensors_.end() && found->second.bytes.size() == bytes.size())
+        found->second.bytes = bytes;
+    };
+    update("codes", m.codes);
+    update("scales", m.scales);
+    if (fault == Plant::kReciprocalTensorScale || fault == Plant::kGateUpMismatch ||
+        fault == Plant::kSwappedGateUp)
+      update("tensor_scale", scalar_bytes(m.tensor_scale));
   }
+}
+
+std::vector<uint8_t> CheckpointBuilder::scalar_bytes(float value) const {
+  const bool inverse = options_.format == SourceFormat::kCompressedTensors;
+  return bytes_of(inverse ? static_cast<float>(1.0 / static_cast<double>(value)) : value);
 }
 
 Status CheckpointBuilder::write(const std::string& directory) {
@@ -557,35 +527,24 @@ Status CheckpointBuilder::write(const std::string& directory) {
   write_text(std::filesystem::path(directory) / "config.json", config_.dump(1));
   if (!hf_quant_.is_null())
     write_text(std::filesystem::path(directory) / "hf_quant_config.json", hf_quant_.dump(1));
-  std::vector<std::vector<std::string>> shards(static_cast<size_t>(std::max(options_.shards, 1)));
-  size_t next = 0;
-  for (const auto& [name, tensor] : tensors_)
-    shards[next++ * shards.size() / tensors_.size()].push_back(name);
+  const auto shards = static_cast<size_t>(std::max(options_.shards, 1));
+  std::vector<std::map<std::string, RawTensor>> files(shards);
   json map = json::object();
-  for (size_t s = 0; s < shards.size(); ++s) {
-    char file[64];
-    std::snprintf(file, sizeof(file), "model-%05zu-of-%05zu.safetensors", s + 1, shards.size());
-    const std::string base = shards.size() == 1 ? "model.safetensors" : file;
-    std::vector<TensorInfo> infos;
-    for (const std::string& name : shards[s]) {
-      TensorInfo info{
-          .name = name, .dtype = tensors_.at(name).dtype, .shape = tensors_.at(name).shape};
-      infos.push_back(info);
-      map[name] = base;
-    }
-    NVFP4_MOE_ASSIGN(
-        SafetensorsWriter writer,
-        SafetensorsWriter::create((std::filesystem::path(directory) / base).string(), infos, {}));
-    for (const std::string& name : shards[s]) {
-      const std::vector<uint8_t>& bytes = tensors_.at(name).bytes;
-      NVFP4_MOE_TRY(writer.write({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()}));
-    }
-    NVFP4_MOE_TRY(writer.finish());
+  size_t next = 0;
+  for (const auto& [name, tensor] : tensors_) {
+    const size_t s = next++ * shards / tensors_.size();
+    char file[64] = "model.safetensors";
+    if (shards > 1)
+      std::snprintf(file, sizeof(file), "model-%05zu-of-%05zu.safetensors", s + 1, shards);
+    map[name] = file;
+    files[s][name] = tensor;
   }
-  if (shards.size() > 1) {
+  for (const auto& file : files)
+    NVFP4_MOE_TRY(
+        write_tensors(directory + "/" + map[file.begin()->first].get<std::string>(), file));
+  if (shards > 1)
     write_text(std::filesystem::path(directory) / "model.safetensors.index.json",
                json({{"metadata", json::object()}, {"weight_map", map}}).dump(1));
-  }
   return {};
 }
 

@@ -128,6 +128,7 @@ class CheckpointBuilder {
   void render_matrix(int64_t layer, int64_t expert, const std::string& projection,
                      const BuiltMatrix& matrix);
   void render_stacked(int64_t layer);
+  std::vector<uint8_t> scalar_bytes(float value) const;  // as the format stores it
   const Names& names() const;
   bool stacked() const;
 

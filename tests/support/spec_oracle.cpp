@@ -156,6 +156,32 @@ Real with_bias(Real value, const float* bias, int64_t n, DType dtype) {
   return oracle_round(oracle_round(oracle_round(value, DType::kF32) + bias[n], DType::kF32), dtype);
 }
 
+// Sets the values to zeros and notes whether a number is not finite; returns the largest magnitude.
+Real begin_row(const std::vector<double>& x, OracleRow& row) {
+  row.values.assign(x.size(), 0.0);
+  Real amax = 0;
+  for (double value : x) {
+    if (!std::isfinite(value)) row.nonfinite = true;
+    amax = std::max(amax, static_cast<Real>(std::fabs(value)));
+  }
+  return amax;
+}
+
+// The row in the config's format; `compat` only matters under nvfp4.
+OracleRow quantized(const MoeOptions& o, const std::vector<double>& x, float given, bool compat) {
+  switch (o.activation_format) {
+    case ActivationFormat::kNvfp4: return oracle_quantize(x, given, compat);
+    case ActivationFormat::kInt8Block: return oracle_quantize_int8(x);
+    case ActivationFormat::kFp8: return oracle_quantize_fp8(x, given);
+    case ActivationFormat::kBf16: break;
+  }
+  OracleRow row;
+  begin_row(x, row);
+  for (size_t i = 0; i < x.size(); ++i)
+    row.values[i] = static_cast<double>(oracle_round(x[i], DType::kBf16));
+  return row;
+}
+
 // One row: row `x` of hidden after one expert, in row_format; all NaN if it must be.
 std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const Expert& expert,
                              const OracleRow& x, Real router_weight, RunStatus& status) {
@@ -173,16 +199,9 @@ std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const E
     finite = finite && std::isfinite(value);
   }
   status.nonfinite_rows += finite ? 0 : 1;
-  OracleRow x_row;
-  switch (o.activation_format) {
-    case ActivationFormat::kNvfp4:
-      x_row = oracle_quantize(h, scales.intermediate,
-                              o.intermediate_scale == IntermediateScale::kCompat);
-      break;
-    case ActivationFormat::kBf16: x_row.values = h; break;
-    case ActivationFormat::kInt8Block: x_row = oracle_quantize_int8(h); break;
-    case ActivationFormat::kFp8: x_row = oracle_quantize_fp8(h, scales.intermediate); break;
-  }
+  OracleRow x_row =
+      quantized(o, h, scales.intermediate, o.intermediate_scale == IntermediateScale::kCompat);
+  if (o.activation_format == ActivationFormat::kBf16) x_row.nonfinite = false;  // NaN by itself
   status.intermediate_blocks += x_row.blocks;
   status.intermediate_saturated += x_row.saturated;
   status.intermediate_zeroed += x_row.zeroed;
@@ -200,43 +219,18 @@ OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, 
                      RunStatus& status) {
   const MoeOptions& o = data.spec.options;
   std::vector<double> x(static_cast<size_t>(o.hidden_size));
-  bool finite = true;
   for (int64_t c = 0; c < o.hidden_size; ++c) {
     double& value = x[static_cast<size_t>(c)];
     value = element(data.hidden, data.spec.hidden_dtype, token * o.hidden_size + c);
     if (weight != nullptr)
       value = static_cast<double>(oracle_round(
           value * oracle_round(*weight, data.spec.hidden_dtype), data.spec.hidden_dtype));
-    finite = finite && std::isfinite(value);
   }
-  OracleRow x_row;
-  switch (o.activation_format) {
-    case ActivationFormat::kNvfp4:
-      x_row = oracle_quantize(x, scales.hidden, o.activation_scale == ActivationScale::kCompat);
-      break;
-    case ActivationFormat::kBf16:
-      x_row.nonfinite = !finite;
-      for (double value : x)
-        x_row.values.push_back(static_cast<double>(oracle_round(value, DType::kBf16)));
-      break;
-    case ActivationFormat::kInt8Block: x_row = oracle_quantize_int8(x); break;
-    case ActivationFormat::kFp8: x_row = oracle_quantize_fp8(x, scales.hidden); break;
-  }
+  OracleRow x_row = quantized(o, x, scales.hidden, o.activation_scale == ActivationScale::kCompat);
   status.hidden_blocks += x_row.blocks;
   status.hidden_saturated += x_row.saturated;
   status.hidden_zeroed += x_row.zeroed;
   return x_row;
-}
-
-// Sets the values to zeros and notes whether a number is not finite; returns the largest magnitude.
-Real begin_row(const std::vector<double>& x, OracleRow& row) {
-  row.values.assign(x.size(), 0.0);
-  Real amax = 0;
-  for (double value : x) {
-    if (!std::isfinite(value)) row.nonfinite = true;
-    amax = std::max(amax, static_cast<Real>(std::fabs(value)));
-  }
-  return amax;
 }
 
 }  // namespace

@@ -4,10 +4,8 @@
 #include <filesystem>
 #include <set>
 
-#include "convert/quantize_checkpoint.h"
-#include "convert/synthesize.h"
 #include "core/float_formats.h"
-#include "support/checkpoint_builder.h"
+#include "quantize/models.h"
 #include "support/read_tensor.h"
 #include "support/sizes.h"
 #include "support/write_tensors.h"
@@ -79,14 +77,12 @@ TEST(States, AreReadByLayerOrForAll) {
                        tensor("topk_weights", DType::kF32, {4, 3}, weights)});
   StatesOptions options;
   options.tokens = 3;
-  const auto zero = load_states(dir.file("s.safetensors"), layer(), 0, options);
-  ASSERT_OK(zero);
+  const auto zero = must(load_states(dir.file("s.safetensors"), layer(), 0, options));
   EXPECT_EQ(zero->tokens, 3);
   EXPECT_EQ(zero->topk_ids, (std::vector<int32_t>{0, 1, 2, 3, 4, 5, -1, 0, 1}));
   EXPECT_EQ(zero->topk_weights, std::vector<float>(9, 0.25f));
   options.tokens = 0;
-  const auto one = load_states(dir.file("s.safetensors"), layer(), 1, options);
-  ASSERT_OK(one);
+  const auto one = must(load_states(dir.file("s.safetensors"), layer(), 1, options));
   EXPECT_EQ(one->tokens, 2);
   EXPECT_EQ(one->topk_ids.size(), 6u) << "ids of the other prefix are not this layer's";
   float first = 0;
@@ -124,32 +120,28 @@ TEST(States, WhatDoesNotFitIsRefusedByName) {
 class Calibrate : public ::testing::Test {
  protected:
   void SetUp() override {
-    SynthesizeOptions o{.layers = 2,
-                        .num_experts = 6,
-                        .top_k = 3,
-                        .hidden_size = 128,
-                        .intermediate_size = 64,
-                        .vocab_size = 32};
-    ASSERT_OK(synthesize_checkpoint(dir_.file("in"), o));
+    ASSERT_OK(synthesize_checkpoint(dir_.file("in"), model_));
     ASSERT_OK(quantize_checkpoint(dir_.file("in"), dir_.file("out")));
   }
+  SynthesizeOptions model_ = [] {
+    SynthesizeOptions o = tiny_model(2, 6, 128, 64);
+    o.top_k = 3;
+    return o;
+  }();
   TempDir dir_;
 };
 
 // Compares with the layer computed here, in double, from the decoded weights.
 TEST_F(Calibrate, MeasuresWhatTheLayerComputes) {
-  const auto checkpoint = Checkpoint::open(dir_.file("out"));
-  ASSERT_OK(checkpoint);
+  const auto checkpoint = must(Checkpoint::open(dir_.file("out")));
   CalibrateOptions options;
   options.states.tokens = 9;
   options.states.skipped_share = 0.6;
   options.moments = dir_.file("moments");
-  const auto calibration = calibrate(*checkpoint, options);
-  ASSERT_OK(calibration);
+  const auto calibration = must(calibrate(*checkpoint, options));
   ASSERT_EQ(calibration->layers.size(), 2u);
   EXPECT_FALSE(calibration->notes.empty()) << "seeded states are told";
-  const auto moments = SafetensorsFile::open(options.moments);
-  ASSERT_OK(moments);
+  const auto moments = must(SafetensorsFile::open(options.moments));
   for (const LayerCalibration& got : calibration->layers) {
     std::vector<double> hidden_moments(6 * 128), intermediate_moments(6 * 64);
     std::vector<int64_t> rows(6);
@@ -168,8 +160,7 @@ TEST_F(Calibrate, MeasuresWhatTheLayerComputes) {
         hidden = std::max(hidden, std::fabs(double{token[c]}));
         hidden_moments[e * 128 + c] += double{token[c]} * double{token[c]};
       }
-      const auto expert = checkpoint->expert(got.layer, id);
-      ASSERT_OK(expert);
+      const auto expert = must(checkpoint->expert(got.layer, id));
       const auto dot = [&](const Nvfp4View& v, int64_t row) {
         double sum = 0;
         for (int64_t c = 0; c < v.cols; ++c) {
@@ -222,11 +213,9 @@ TEST(CalibrateOnInput, MeasuresWhatIsQuantized) {
   TempDir dir;
   CheckpointBuilder builder({.model_type = "llama4", .format = SourceFormat::kModelOptStacked});
   ASSERT_OK(builder.write(dir.file("llama4")));
-  const auto checkpoint = Checkpoint::open(dir.file("llama4"));
-  ASSERT_OK(checkpoint);
+  const auto checkpoint = must(Checkpoint::open(dir.file("llama4")));
   const int64_t number = checkpoint->model().layers.front();
-  const auto source = layer_source(*checkpoint, number);
-  ASSERT_OK(source);
+  const auto source = must(layer_source(*checkpoint, number));
   MoeOptions o = *checkpoint->layer_options(number);
   ASSERT_EQ(o.router_weight, RouterWeight::kOnInput);
   StatesOptions few;
@@ -256,25 +245,21 @@ TEST(CalibrateOnInput, MeasuresWhatIsQuantized) {
 }
 
 TEST_F(Calibrate, ScalesReachTheCheckpointAndTheLayer) {
-  const auto checkpoint = Checkpoint::open(dir_.file("out"));
-  ASSERT_OK(checkpoint);
+  const auto checkpoint = must(Checkpoint::open(dir_.file("out")));
   CalibrateOptions options;
   options.layers = {1};
-  const auto calibration = calibrate(*checkpoint, options);
-  ASSERT_OK(calibration);
+  const auto calibration = must(calibrate(*checkpoint, options));
   ASSERT_EQ(calibration->layers.size(), 1u);
   EXPECT_EQ(calibration->layers[0].tokens, 32);
   ASSERT_OK(write_input_scales(dir_.file("out"), dir_.file("scaled"), calibration->scales()));
-  const auto scaled = Checkpoint::open(dir_.file("scaled"));
-  ASSERT_OK(scaled);
+  const auto scaled = must(Checkpoint::open(dir_.file("scaled")));
   EXPECT_EQ(scaled->layer_scales(1)->hidden, calibration->layers[0].scales().hidden);
   EXPECT_EQ(scaled->layer_scales(1)->intermediate, calibration->layers[0].scales().intermediate);
   EXPECT_EQ(scaled->layer_scales(0)->hidden, 1.0f);
 }
 
 TEST_F(Calibrate, NonFiniteStatesAndWrongLayersAreRefused) {
-  const auto checkpoint = Checkpoint::open(dir_.file("out"));
-  ASSERT_OK(checkpoint);
+  const auto checkpoint = must(Checkpoint::open(dir_.file("out")));
   CalibrateOptions options;
   options.layers = {5};
   EXPECT_EQ(calibrate(*checkpoint, options).status().code(), Code::kInvalidArgument);

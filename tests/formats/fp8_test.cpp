@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -43,12 +44,10 @@ TEST(Fp8Weights, AreRoundedOnce) {
         const auto error = [&](int other) {
           return std::fabs(oracle_e4m3(other) - std::fabs(exact));
         };
-        for (const int other : {magnitude - 1, magnitude + 1}) {
-          if (other < 0 || other > 126) continue;
-          ASSERT_TRUE(error(magnitude) < error(other) ||
+        for (const int other : {std::max(magnitude - 1, 0), std::min(magnitude + 1, 126)})
+          ASSERT_TRUE(other == magnitude || error(magnitude) < error(other) ||
                       (error(magnitude) == error(other) && magnitude % 2 == 0))
               << code << " " << byte << " " << shift;
-        }
       }
   }
 }
@@ -63,21 +62,19 @@ TEST(Fp8Weights, AreMeasuredOverRowsWithAStride) {
       for (uint8_t& byte : codes) byte = static_cast<uint8_t>(random());
       for (uint8_t& byte : scales)
         byte = static_cast<uint8_t>(
-            least == 0
-                ? 0
-                : least + static_cast<int>(random() % (127u - static_cast<unsigned>(least))));
+            least == 0 ? 0 : least + static_cast<int>(random() % static_cast<uint32_t>(127 - least)));
       const Nvfp4View whole = Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, rows, cols);
       const OracleFp8Weights expected = oracle_fp8_weights(whole);
       EXPECT_EQ(measure_fp8_weights(whole), (Fp8Weights{expected.shift, expected.inexact}));
       if (cols == 16) continue;
-      // All but the last block of each row.
+      // All but the last block of each row, against a copy without the stride.
       Nvfp4View part = whole;
       part.cols -= 16;
       std::vector<uint8_t> part_codes, part_scales;
       for (int64_t r = 0; r < rows; ++r) {
-        part_codes.insert(part_codes.end(), part.row_codes(r), part.row_codes(r) + part.cols / 2);
-        part_scales.insert(part_scales.end(), part.row_scales(r),
-                           part.row_scales(r) + part.cols / 16);
+        const uint8_t *of_row = part.row_codes(r), *scales_of_row = part.row_scales(r);
+        part_codes.insert(part_codes.end(), of_row, of_row + part.cols / 2);
+        part_scales.insert(part_scales.end(), scales_of_row, scales_of_row + part.cols / 16);
       }
       const auto copy = oracle_fp8_weights(
           Nvfp4View::contiguous(part_codes.data(), part_scales.data(), 1.0f, rows, part.cols));

@@ -55,8 +55,8 @@ struct Problem {
     x_int8.resize(static_cast<size_t>(rows * k));
     for (int8_t& x : x_int8) x = static_cast<int8_t>(static_cast<int>(random() % 255) - 127);
     x_int8_scales.resize(static_cast<size_t>(rows * k / 16));
-    for (float& s : x_int8_scales)  // all 24 bits of a significand, so that the product of two
-                                    // scales is rounded
+    // All 24 bits of a significand, so that the product of two scales is rounded.
+    for (float& s : x_int8_scales)
       s = std::ldexp(1.0f + 0x1p-23f * static_cast<float>(random() % (1 << 23)),
                      static_cast<int>(random() % 8) - 4);
     packed.resize(static_cast<size_t>(panels * panel_bytes(k)));
@@ -129,6 +129,21 @@ constexpr int64_t kCounts[] = {1,  2,  3,  4,  5,  8,  9,  15, 16, 17, 31,
                                32, 33, 47, 48, 49, 63, 64, 65, 80, 81, 128};
 constexpr int64_t kSizes[] = {16, 32, 48, 64, 80, 128, 336, 1040, 2048};
 
+bool same(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Calls body for each size of K, with one panel and with two.
+template <class Body>
+void for_problems(int64_t rows, const Body& body) {
+  for (const int64_t k : kSizes)
+    for (const int64_t panels : {1, 2}) {
+      SCOPED_TRACE(testing::Message() << "K " << k << " panels " << panels);
+      body(Problem(k, panels, rows, static_cast<uint32_t>(7 * k + panels)));
+      if (testing::Test::HasFatalFailure()) return;
+    }
+}
+
 class Multiply : public test::KernelsTest {
  protected:
   // portable is slow, and its loop does nothing new for larger counts.
@@ -137,34 +152,16 @@ class Multiply : public test::KernelsTest {
 INSTANTIATE_TEST_SUITE_P(Cpu, Multiply, ::testing::ValuesIn(test::instruction_sets()),
                          test::hardware_test_name<Kernels>);
 
-TEST_P(Multiply, W4A4HasThePortableBitsForAnyNumberOfLines) {
-  for (const int64_t k : kSizes) {
-    for (const int64_t panels : {1, 2}) {
-      const Problem problem(k, panels, 128, static_cast<uint32_t>(k + panels));
-      const std::vector<float> all = problem.nvfp4(kPortableKernels, 128);
+TEST_P(Multiply, IntegerProductsHaveThePortableBitsForAnyNumberOfLines) {
+  for (const auto of_format : {&Problem::nvfp4, &Problem::int8_block})
+    for_problems(128, [&](const Problem& problem) {
+      const std::vector<float> all = (problem.*of_format)(kPortableKernels, 128);
       for (const int64_t count : kCounts) {
         if (too_many(count)) continue;
-        const std::vector<float> some = problem.nvfp4(kernels(), count);
-        ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0)
-            << "K " << k << " panels " << panels << " rows " << count;
+        const std::vector<float> some = (problem.*of_format)(kernels(), count);
+        ASSERT_TRUE(same(some, {all.begin(), all.begin() + std::ssize(some)})) << "rows " << count;
       }
-    }
-  }
-}
-
-TEST_P(Multiply, Int8BlockHasThePortableBitsForAnyNumberOfLines) {
-  for (const int64_t k : kSizes) {
-    for (const int64_t panels : {1, 2}) {
-      const Problem problem(k, panels, 128, static_cast<uint32_t>(11 * k + panels));
-      const std::vector<float> all = problem.int8_block(kPortableKernels, 128);
-      for (const int64_t count : kCounts) {
-        if (too_many(count)) continue;
-        const std::vector<float> some = problem.int8_block(kernels(), count);
-        ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0)
-            << "K " << k << " panels " << panels << " rows " << count;
-      }
-    }
-  }
+    });
 }
 
 // Exact products added in one order: these are the instruction sets that compute W4A16 and fp8 with
@@ -172,52 +169,43 @@ TEST_P(Multiply, Int8BlockHasThePortableBitsForAnyNumberOfLines) {
 TEST_P(Multiply, InFp32HasThePortableBits) {
   if (std::string_view(kernels().bf16.name).find("fp32") == std::string_view::npos)
     GTEST_SKIP() << kernels().backend_name << " multiplies in bf16 (" << kernels().bf16.name << ")";
-  for (const int64_t k : kSizes) {
-    for (const int64_t panels : {1, 2}) {
-      const Problem problem(k, panels, 13, static_cast<uint32_t>(5 * k + panels));
-      const auto same = [&](const std::vector<float>& a, const std::vector<float>& b) {
-        return std::memcmp(a.data(), b.data(), b.size() * sizeof(float)) == 0;
-      };
-      for (const int64_t count : {1, 2, 3, 4, 5, 8, 13}) {
-        SCOPED_TRACE(testing::Message() << "K " << k << " panels " << panels << " rows " << count);
-        for (const bool same_bits : {false, true})
-          ASSERT_TRUE(same(problem.bf16(kernels(), 0, count, same_bits),
-                           problem.bf16(kPortableKernels, 0, count, same_bits)));
-        for (const int shift :
-             {3, 7, 12})  // 3 is the largest weight, 12 makes many of them subnormal
-          ASSERT_TRUE(same(problem.fp8(kernels(), count, shift),
-                           problem.fp8(kPortableKernels, count, shift)));
-      }
+  for_problems(13, [&](const Problem& problem) {
+    for (const int64_t count : {1, 2, 3, 4, 5, 8, 13}) {
+      SCOPED_TRACE(testing::Message() << "rows " << count);
+      for (const bool same_bits : {false, true})
+        ASSERT_TRUE(same(problem.bf16(kernels(), 0, count, same_bits),
+                         problem.bf16(kPortableKernels, 0, count, same_bits)));
+      // 3 is the largest weight, 12 makes many of them subnormal
+      for (const int shift : {3, 7, 12})
+        ASSERT_TRUE(
+            same(problem.fp8(kernels(), count, shift), problem.fp8(kPortableKernels, count, shift)));
     }
-  }
+  });
 }
 
 // |err| <= (K/4 + 4) 2^-24 sum |p| (docs/explanation/numerics.md), for the sum before any epilogue.
 TEST_P(Multiply, W4A16IsWithinItsBoundForAnyNumberOfLines) {
-  for (const int64_t k : kSizes) {
-    for (const int64_t panels : {1, 2}) {
-      const Problem problem(k, panels, 128, static_cast<uint32_t>(7 * k + panels));
-      const int64_t rows = panels * kPanelRows;
-      std::vector<double> exact(static_cast<size_t>(128 * rows)), size(exact.size());
-      for (int64_t i = 0; i < 128 && !too_many(i + 1); ++i)
-        for (int64_t r = 0; r < rows; ++r)
-          for (int64_t e = 0; e < k; ++e) {
-            const double product =
-                problem.weight(r, e) *
-                static_cast<double>(bf16_to_float(problem.x_bf16[static_cast<size_t>(i * k + e)]));
-            exact[static_cast<size_t>(i * rows + r)] += product;
-            size[static_cast<size_t>(i * rows + r)] += std::fabs(product);
-          }
-      const double bound = (static_cast<double>(k) / 4 + 4) * 0x1p-24;
-      for (const int64_t count : kCounts) {
-        if (too_many(count)) continue;
-        const std::vector<float> some = problem.bf16(kernels(), 0, count, false);
-        for (size_t i = 0; i < some.size(); ++i)
-          ASSERT_LE(std::fabs(static_cast<double>(some[i]) - exact[i]), bound * size[i])
-              << "K " << k << " panels " << panels << " rows " << count << " element " << i;
-      }
+  for_problems(128, [&](const Problem& problem) {
+    const int64_t k = problem.k, rows = problem.panels * kPanelRows;
+    std::vector<double> exact(static_cast<size_t>(128 * rows)), size(exact.size());
+    for (int64_t i = 0; i < 128 && !too_many(i + 1); ++i)
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t e = 0; e < k; ++e) {
+          const double product =
+              problem.weight(r, e) *
+              static_cast<double>(bf16_to_float(problem.x_bf16[static_cast<size_t>(i * k + e)]));
+          exact[static_cast<size_t>(i * rows + r)] += product;
+          size[static_cast<size_t>(i * rows + r)] += std::fabs(product);
+        }
+    const double bound = (static_cast<double>(k) / 4 + 4) * 0x1p-24;
+    for (const int64_t count : kCounts) {
+      if (too_many(count)) continue;
+      const std::vector<float> some = problem.bf16(kernels(), 0, count, false);
+      for (size_t i = 0; i < some.size(); ++i)
+        ASSERT_LE(std::fabs(static_cast<double>(some[i]) - exact[i]), bound * size[i])
+            << "rows " << count << " element " << i;
     }
-  }
+  });
 }
 
 TEST_P(Multiply, W4A16DoesNotDependOnOtherLinesWhereBitsMustBeTheSame) {
@@ -225,10 +213,8 @@ TEST_P(Multiply, W4A16DoesNotDependOnOtherLinesWhereBitsMustBeTheSame) {
   const std::vector<float> all = problem.bf16(kernels(), 0, 128, true);
   for (const int64_t count : {1, 2, 8, 9, 17, 33, 50, 65}) {
     const int64_t first = 128 - count;
-    const std::vector<float> some = problem.bf16(kernels(), first, count, true);
-    ASSERT_EQ(
-        std::memcmp(some.data(), all.data() + first * 2 * kPanelRows, some.size() * sizeof(float)),
-        0)
+    EXPECT_TRUE(same(problem.bf16(kernels(), first, count, true),
+                     {all.begin() + first * 2 * kPanelRows, all.end()}))
         << "rows " << count;
   }
 }

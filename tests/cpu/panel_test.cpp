@@ -4,11 +4,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <ctime>
-#include <limits>
 #include <vector>
 
-#include "core/fp8.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::internal::cpu {
@@ -93,34 +90,6 @@ TEST(Panel, RowsAndColumnsBeyondTheMatrixAreZero) {
           EXPECT_EQ(packed[static_cast<size_t>(k_block * 128 + r * 4 + byte)], 0);
       }
 }
-
-#ifndef NVFP4_MOE_SANITIZED
-// Opening a layer under fp8 measures weights in addition to the packing that every format has. The
-// measurement must not take most of the time.
-TEST(Panel, MeasuringFp8WeightsTakesLessThanPackingThem) {
-  Matrix matrix = make_matrix(512, 2048, 0);
-  for (uint8_t& scale : matrix.scales) scale = static_cast<uint8_t>(0x60 + scale % 0x1F);
-  std::vector<uint8_t> packed(static_cast<size_t>(panel_bytes(2048)));
-  const auto best_of = [](auto body) {
-    std::clock_t best = std::numeric_limits<std::clock_t>::max();  // of processor time, which a
-                                                                   // busy machine does not affect
-    for (int i = 0; i < 9; ++i) {
-      const std::clock_t start = std::clock();
-      body();
-      best = std::min(best, std::clock() - start);
-    }
-    return best;
-  };
-  uint64_t inexact = 0;
-  const std::clock_t packing = best_of([&] {
-    for (int64_t p = 0; p < panels_of(512); ++p) pack_panel(matrix.view, p, packed.data());
-  });
-  const std::clock_t measuring =
-      best_of([&] { inexact += measure_fp8_weights(matrix.view).inexact; });
-  EXPECT_GT(inexact, 0u);
-  EXPECT_LT(measuring, packing);
-}
-#endif
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::cpu

@@ -125,8 +125,7 @@ ATTACK_TEST(kForks, Fork, EndsWhileMutexesComeAndGo) {
         const std::lock_guard both(inner);
       }
     });
-  for (int fork = 0; fork < 20; ++fork)
-    EXPECT_EQ(in_forked_child([&] { return locks(outer); }), 0);
+  for (int fork = 0; fork < 20; ++fork) EXPECT_EQ(in_forked_child([&] { return locks(outer); }), 0);
   stop = true;
   for (std::thread& maker : makers) maker.join();
 }

@@ -70,20 +70,6 @@ TEST(Workspace, RefusesNullMisalignedAndSmall) {
   EXPECT_OK(check_workspace(nullptr, 0, 0));
 }
 
-TEST(Buffer, ReleasesOnceAndMoves) {
-  int released = 0;
-  std::byte bytes[4];
-  {
-    Buffer a(bytes, 4, [&](std::byte*, size_t) { ++released; });
-    Buffer b(std::move(a));
-    Buffer c;
-    c = std::move(b);
-    EXPECT_EQ(c.data(), bytes);
-    EXPECT_EQ(released, 0);
-  }
-  EXPECT_EQ(released, 1);
-}
-
 TEST(Buffer, PagesAreZeroAndTooManyAreAnError) {
   auto buffer = must(allocate_pages(10000));
   for (size_t i = 0; i < 10000; ++i) ASSERT_EQ(buffer->data()[i], std::byte{0});

@@ -1,5 +1,5 @@
-// The CPU backend's packed layout: packing and unpacking bit for bit, at the byte offsets of the
-// layout's picture.
+// The CPU backend's packed layout: the byte offsets of the layout's picture.
+// Unpack.GivesTheSourceBack of tests/steps has the way back.
 #include "backend/cpu/panel.h"
 
 #include <algorithm>
@@ -29,32 +29,6 @@ Matrix make_matrix(int64_t rows, int64_t cols, int64_t pad) {
   matrix.view = {matrix.codes.data(), matrix.scales.data(), 1.0f, rows, cols,
                  codes_stride,        scales_stride};
   return matrix;
-}
-
-TEST(Panel, UnpackReturnsTheSourceBitForBit) {
-  for (const int64_t rows : {1, 15, 16, 17, 48, 80}) {
-    for (const int64_t cols : {16, 48, 64, 80, 256}) {
-      for (const int64_t pad : {0, 5}) {
-        const Matrix matrix = make_matrix(rows, cols, pad);
-        std::vector<uint8_t> packed(static_cast<size_t>(panels_of(rows) * panel_bytes(cols)), 0xAA);
-        std::vector<uint8_t> codes(static_cast<size_t>(rows * cols / 2)),
-            scales(static_cast<size_t>(rows * cols / 16));
-        for (int64_t p = 0; p < panels_of(rows); ++p) {
-          pack_panel(matrix.view, p, packed.data() + p * panel_bytes(cols));
-          unpack_panel(packed.data() + p * panel_bytes(cols), p, rows, cols, codes.data(),
-                       scales.data());
-        }
-        for (int64_t r = 0; r < rows; ++r) {
-          ASSERT_TRUE(std::equal(matrix.view.row_codes(r), matrix.view.row_codes(r) + cols / 2,
-                                 codes.begin() + r * cols / 2))
-              << rows << " x " << cols << " row " << r;
-          ASSERT_TRUE(std::equal(matrix.view.row_scales(r), matrix.view.row_scales(r) + cols / 16,
-                                 scales.begin() + r * cols / 16))
-              << rows << " x " << cols << " row " << r;
-        }
-      }
-    }
-  }
 }
 
 // docs/explanation/layouts.md: chunk k/64, block k/16, vector (k/8) % 2, lane = row, byte k % 4,

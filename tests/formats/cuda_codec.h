@@ -12,9 +12,7 @@
 
 namespace nvfp4_moe::internal::test {
 
-inline unsigned cuda_e2m1(float x) {
-  return __nv_cvt_float_to_fp4(x, __NV_E2M1, cudaRoundNearest);
-}
+inline unsigned cuda_e2m1(float x) { return __nv_cvt_float_to_fp4(x, __NV_E2M1, cudaRoundNearest); }
 inline unsigned cuda_e4m3(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
 inline unsigned cuda_bf16(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
 inline unsigned cuda_fp16(float x) { return __half_as_ushort(__float2half_rn(x)); }

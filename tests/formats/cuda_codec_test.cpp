@@ -41,13 +41,13 @@ void expect_decoded(float ours, float theirs, unsigned bits) {
 TEST(CudaCodec, DecodesEveryCodeAndPacksInTheSameOrder) {
   for (unsigned code = 0; code < 16; ++code) {
     const auto c = static_cast<__nv_fp4_storage_t>(code);
-    expect_decoded(e2m1_to_float(c),
-                   __half2float(__half(__nv_cvt_fp4_to_halfraw(c, __NV_E2M1))), code);
+    expect_decoded(e2m1_to_float(c), __half2float(__half(__nv_cvt_fp4_to_halfraw(c, __NV_E2M1))),
+                   code);
   }
   for (unsigned byte = 0; byte < 256; ++byte) {
     const auto b = static_cast<__nv_fp8_storage_t>(byte);
-    expect_decoded(e4m3_to_float(b),
-                   __half2float(__half(__nv_cvt_fp8_to_halfraw(b, __NV_E4M3))), byte);
+    expect_decoded(e4m3_to_float(b), __half2float(__half(__nv_cvt_fp8_to_halfraw(b, __NV_E4M3))),
+                   byte);
   }
   for (unsigned bits = 0; bits < 65536; ++bits) {
     const auto b = static_cast<unsigned short>(bits);

@@ -145,10 +145,9 @@ TEST(QuantizeWeights, RefusesShapesAndScales) {
   };
   EXPECT_OK(status(2, 32, 1.0f));
   EXPECT_OK(status(0, 32, 1.0f));
-  for (const Status& refused :
-       {status(2, 24, 1.0f), status(-1, 32, 1.0f), status(3, 32, 1.0f),
-        status(int64_t{1} << 62, 64, 1.0f), status(2, 32, 0.0f), status(2, 32, -1.0f),
-        status(2, 32, kInf), status(2, 32, kNan)})
+  for (const Status& refused : {status(2, 24, 1.0f), status(-1, 32, 1.0f), status(3, 32, 1.0f),
+                                status(int64_t{1} << 62, 64, 1.0f), status(2, 32, 0.0f),
+                                status(2, 32, -1.0f), status(2, 32, kInf), status(2, 32, kNan)})
     EXPECT_THAT(refused, Refused(Code::kInvalidArgument, "expected"));
 }
 

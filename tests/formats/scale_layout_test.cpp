@@ -104,8 +104,7 @@ TEST(ExpertScaleRows, SwizzlePutsEveryRowInItsExpertsSlot) {
       // The expert's slot, found at its base, is the plain swizzle of its own rows.
       std::vector<uint8_t> own(static_cast<size_t>(swizzled_scale_bytes(count, cols)));
       swizzle_scales(linear.data() + first * cols, cols, count, cols, own.data());
-      ASSERT_TRUE(
-          std::equal(own.begin(), own.end(), swizzled.begin() + base * round_up(cols, 4)))
+      ASSERT_TRUE(std::equal(own.begin(), own.end(), swizzled.begin() + base * round_up(cols, 4)))
           << "expert " << e;
     }
     ASSERT_LE(end, bound);

@@ -209,34 +209,6 @@ TEST(ScaleSearches, TiesKeepTheScaleOfMax) {
   }
 }
 
-// One weight for all channels changes nothing, for any value of it.
-TEST(WeightedScales, EqualWeightsChangeNothing) {
-  const std::vector<float> x = data(Data::kHeavy, 128 * kBlock, 4);
-  for (const ScaleSearch search : {ScaleSearch::kMse, ScaleSearch::kSweep}) {
-    const Quantized plain = quantize(x, 1, usual_scale(x), search);
-    for (const float weight : {1.0f, 0x1p-140f, 0x1p120f}) {
-      const Quantized weighted =
-          quantize(x, 1, usual_scale(x), search, std::vector<float>(x.size(), weight));
-      EXPECT_EQ(weighted.scales, plain.scales) << weight;
-      EXPECT_EQ(weighted.codes, plain.codes) << weight;
-      EXPECT_EQ(weighted.sum_sq_error, plain.sum_sq_error) << "the sums have no weights";
-    }
-  }
-}
-
-// A channel that was quiet in the data that w comes from may hold the largest element: it is not
-// clipped away.
-TEST(WeightedScales, KeepOutliersOfQuietChannels) {
-  std::vector<float> x = data(Data::kNormal, kBlock, 12), w(kBlock, 1.0f);
-  x[5] = 30.0f;
-  w[5] = 0.0f;
-  const float s = tensor_scale_from_amax(30.0);
-  const size_t scale = quantize(x, 1, s, ScaleSearch::kSweep, w).scales[0];
-  EXPECT_GE(6.0f * e4m3_to_float(static_cast<uint8_t>(scale)) * s, 30.0f * 0.9f);
-  EXPECT_LE(error_of(x.data(), scale, s, w.data()),
-            error_of(x.data(), max_scale(x.data(), s), s, w.data()));
-}
-
 TEST(WeightedScales, AreRefusedByName) {
   const std::vector<float> x(2 * kBlock, 1.0f);
   std::vector<uint8_t> codes(kBlock), scales(2);

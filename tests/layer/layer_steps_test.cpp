@@ -1,4 +1,5 @@
-// The layout of a host workspace, and the activation scales from config and checkpoint.
+// The activation scales from config and checkpoint, and the limits of a layer. The guards of
+// tests/support/case_run.h watch the layout of its workspace in every case of the table.
 #include "backend/layer_steps.h"
 
 #include <gmock/gmock.h>
@@ -156,7 +157,9 @@ TEST(ActivationScalesOfALayer, WhatGivesNoneIsDeclined) {
        "most 2^127, got 2.43388915e+32 times 1048576"},
       {of_headroom(Format::kNvfp4), {3e38f, {}}, "at most 2^127"},
       {of_headroom(Format::kFp8), {0x1p105f, {}}, "at most 2^127"},  // six times as much
-      {of_fixed, {{}, 0x1.2p123f}, "intermediate_scale fixed: down input_scale x 16: expected a row"},
+      {of_fixed,
+       {{}, 0x1.2p123f},
+       "intermediate_scale fixed: down input_scale x 16: expected a row"},
       {of_compat, {{}, 0x1p-127f}, "down input_scale within [2^-126, 2^126]"},
       {of_compat, {{}, 0x1.8p126f}, "down input_scale within [2^-126, 2^126]"},
       // A limit that effectively means "none" would make every h a 0.
@@ -172,88 +175,6 @@ TEST(ActivationScalesOfALayer, WhatGivesNoneIsDeclined) {
     EXPECT_THAT(resolve_activation_scales(*MoeConfig::make(c.options), c.given),
                 test::Refused(Code::kInvalidArgument, c.words));
   }
-}
-
-// Every array of 10 tokens of 2 assignments, hidden 64, intermediate 48, shared 32 or none, and its
-// bytes in each format.
-TEST(LayerLayout, PlacesWhatItMeasures) {
-  const struct {
-    const char* name;
-    const void* (*array)(const LayerBuffers&);
-    size_t nvfp4, bf16, int8, fp8;
-  } arrays[] = {
-#define ARRAY(name, member) name, [](const LayerBuffers& b) -> const void* { return b.member; }
-      {ARRAY("row_of_assignment", row_of_assignment), 80, 80, 80, 80},
-      {ARRAY("hidden.codes", routed.hidden.codes), 320, 0, 0, 0},
-      {ARRAY("hidden.bf16", routed.hidden.bf16), 0, 1280, 0, 0},
-      {ARRAY("hidden.int8_codes", routed.hidden.int8_codes), 0, 0, 640, 0},
-      {ARRAY("hidden.int8_scales", routed.hidden.int8_scales), 0, 0, 160, 0},
-      {ARRAY("hidden.fp8", routed.hidden.fp8), 0, 0, 0, 640},
-      {ARRAY("routed.bf16", routed.intermediate.bf16), 1920, 1920, 1920, 1920},
-      {ARRAY("routed.codes", routed.intermediate.codes), 480, 0, 0, 0},
-      {ARRAY("routed.int8_codes", routed.intermediate.int8_codes), 0, 0, 960, 0},
-      {ARRAY("routed.int8_scales", routed.intermediate.int8_scales), 0, 0, 240, 0},
-      {ARRAY("routed.fp8", routed.intermediate.fp8), 0, 0, 0, 960},
-      {ARRAY("routed.row_scale", routed.intermediate.row_scale), 80, 0, 0, 80},
-      {ARRAY("routed.rows_out", routed.rows_out), 2560, 2560, 2560, 2560},
-      {ARRAY("routed.row_offsets", routed.row_offsets), 40, 40, 40, 40},
-      {ARRAY("routed.assignment_of_row", routed.assignment_of_row), 80, 80, 80, 80},
-#undef ARRAY
-  };
-  for (const Format format : test::kActivationFormats) {
-    for (const int64_t shared : {0, 32}) {
-      MoeOptions options = small();
-      options.activation_format = format;
-      options.shared_intermediate_size = shared;
-      const MoeConfig config = *MoeConfig::make(options);
-      const ExpertRange range{2, 4};
-      const auto layout =
-          WorkspaceLayout::of([&](Arena& arena) { layer_buffers(config, range, 10, arena); }, 64);
-      const Buffer storage = *allocate_pages(layout.total_bytes);
-      Arena arena(storage.data(), 64);
-      const LayerBuffers buffers = layer_buffers(config, range, 10, arena);
-      EXPECT_EQ(arena.size_bytes(), layout.total_bytes);
-      EXPECT_EQ(layout.spans[0].name, "status");
-      EXPECT_EQ(static_cast<const void*>(buffers.status), storage.data());
-      for (const auto& array : arrays) {
-        SCOPED_TRACE(std::string(to_string(format)) + " " + array.name);
-        const auto span = std::find_if(layout.spans.begin(), layout.spans.end(),
-                                       [&](const Span& s) { return s.name == array.name; });
-        const bool there = span != layout.spans.end();
-        EXPECT_EQ(array.array(buffers), there ? storage.data() + span->offset_bytes : nullptr);
-        EXPECT_EQ(there ? span->size_bytes : 0, format == Format::kNvfp4       ? array.nvfp4
-                                                : format == Format::kBf16      ? array.bf16
-                                                : format == Format::kInt8Block ? array.int8
-                                                                               : array.fp8);
-      }
-      EXPECT_EQ(buffers.shared.experts, shared > 0 ? 1 : 0);
-      EXPECT_EQ(buffers.shared.assignment_of_row, nullptr);
-      EXPECT_EQ(buffers.shared.intermediate.bf16 != nullptr, shared > 0);
-    }
-  }
-}
-
-// Both parts multiply the same arrays, unless the routed experts' hidden is weighted and the shared
-// expert reads hidden itself.
-TEST(LayerLayout, OnInputAloneHasTwoHiddens) {
-  MoeOptions options = small();
-  options.top_k = 1;
-  for (int64_t shared : {0, 32})
-    for (RouterWeight weight :
-         {RouterWeight::kAfterDown, RouterWeight::kBeforeDown, RouterWeight::kOnInput}) {
-      options.shared_intermediate_size = shared;
-      options.router_weight = weight;
-      const bool on_input = weight == RouterWeight::kOnInput;
-      alignas(256) static std::byte storage[1 << 18];
-      Arena arena(storage);
-      const LayerBuffers buffers = layer_buffers(*MoeConfig::make(options), {0, 8}, 10, arena);
-      EXPECT_EQ(buffers.weighted_hidden != nullptr, on_input);
-      EXPECT_NE(buffers.routed.hidden.codes, nullptr);
-      EXPECT_EQ(buffers.shared.hidden.codes != nullptr, shared > 0);
-      if (shared == 0) continue;
-      EXPECT_EQ(buffers.shared.hidden.codes != buffers.routed.hidden.codes, on_input);
-      EXPECT_EQ(buffers.shared.hidden.nonfinite != buffers.routed.hidden.nonfinite, on_input);
-    }
 }
 
 TEST(LayerLimitsOfABackend, RowsFitInt32) {

@@ -123,40 +123,6 @@ TEST_P(NonfiniteCounts, EveryPlaceCountsOnce) {
     }
 }
 
-// One channel of each token is between bf16's largest number and fp32's: finite as fp32, and Inf as
-// bf16 stores it. fp16 stores more of them as Inf.
-TEST_P(NonfiniteCounts, OutputsCountAsTheyAreStored) {
-  Case spec = spec_of(RouterWeight::kAfterDown, 1, 5, DType::kF32);
-  spec.options.row_format = RowFormat::kFp32;
-  auto data = make_case(spec);
-  ASSERT_OK(data);
-  for (int64_t t = 0; t < spec.tokens; ++t) data->set_id(t, 0, 8 + t), weight(*data, t, 0) = 1.0f;
-  test::CaseRun layer(backend(), *data);
-  ASSERT_TRUE(layer.ok());
-  const std::vector<float> rows = test::to_floats(run(layer, *data).bytes, DType::kF32);
-  for (int64_t t = 0; t < spec.tokens; ++t) {
-    float largest = 0;
-    for (int64_t c = 0; c < 80; ++c)
-      largest = std::max(largest, std::fabs(rows[static_cast<size_t>(t * 80 + c)]));
-    weight(*data, t, 0) = 3.4e38f / largest;
-  }
-  ASSERT_EQ(nonfinite_weights(*data), 0u);
-  EXPECT_EQ(expect_counts(layer, *data).status.nonfinite_outputs, 0u);
-  data->spec.out_dtype = DType::kBf16;
-  for (const int64_t elements : {0, 1, 3})
-    EXPECT_EQ(expect_counts(layer, *data, elements).status.nonfinite_outputs, 5u) << elements;
-  data->spec.out_dtype = DType::kF16;
-  for (const int64_t elements : {0, 1})
-    EXPECT_GT(expect_counts(layer, *data, elements).status.nonfinite_outputs, 5u) << elements;
-  // With larger weights the sum itself overflows, for every type of out.
-  for (float& value : data->topk_weights)
-    value = std::min(value * 2, std::numeric_limits<float>::max());
-  for (const DType dtype : kDTypes) {
-    data->spec.out_dtype = dtype;
-    EXPECT_GE(expect_counts(layer, *data).status.nonfinite_outputs, 5u) << to_string(dtype);
-  }
-}
-
 // Non-finite numbers anywhere, under every router_weight, in batches of one to thousands. Ids of
 // other ranks, -1 and ids of no expert have no row here, and their weights do not count. The next
 // run with clean inputs counts nothing, and neither does a run of no tokens.
@@ -169,8 +135,7 @@ TEST_P(NonfiniteCounts, RandomPlaces) {
     constexpr int64_t kTokens[] = {1, 2, 17, 64, 65, 150}, kTopK[] = {1, 2, 5, 12};
     const RouterWeight mode = one_of(random, kModes);
     const int64_t tokens = round == 0 ? 2100 : one_of(random, kTokens);
-    const int64_t top_k =
-        mode == RouterWeight::kOnInput || round == 0 ? 1 : one_of(random, kTopK);
+    const int64_t top_k = mode == RouterWeight::kOnInput || round == 0 ? 1 : one_of(random, kTopK);
     Case spec = spec_of(mode, top_k, tokens, one_of(random, kDTypes));
     spec.options.activation_format = one_of(random, test::kActivationFormats);
     spec.options.row_format = random.below(2) == 0 ? RowFormat::kFp32 : RowFormat::kBf16;
@@ -188,6 +153,8 @@ TEST_P(NonfiniteCounts, RandomPlaces) {
     if (test::declines(backend(), made->config)) continue;
     CaseData data = *made;
     const int64_t every = 1 + random.below(40);
+    if (random.below(3) == 0)  // finite sums that become Inf as fp16 stores them
+      for (float& value : data.topk_weights) value *= 60000.0f;
     for (std::vector<float>* weights : {&data.topk_weights, &data.shared_weights})
       for (float& value : *weights)
         if (random.below(every) == 0) value = one_of(random, kBad);
@@ -216,8 +183,8 @@ TEST_P(NonfiniteCounts, RandomPlaces) {
   EXPECT_GT(all_outputs, 1000u);
 }
 
-// A product of hidden and its weight that is not finite makes its token nonfinite, as hidden does. A
-// weight that is never multiplied is ignored.
+// A product of hidden and its weight that is not finite makes its token nonfinite, as hidden does.
+// A weight that is never multiplied is ignored.
 class OnInput : public NonfiniteCounts {};
 
 TEST_P(OnInput, AWeightThatIsNotFiniteSpoilsItsToken) {

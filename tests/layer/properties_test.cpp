@@ -100,7 +100,8 @@ class Properties : public test::BackendTest {
   }
 };
 
-// A third of the tokens in another order, then the others: each token keeps its bits in every batch.
+// A third of the tokens in another order, then the others: each token keeps its bits in every
+// batch.
 TEST_P(Properties, TokenPermutationPermutesTheOutput) {
   for_cases([&](const CaseData& data) {
     const int64_t tokens = data.spec.tokens;

@@ -1,4 +1,4 @@
-// MoeConfig::make: every combination of named choices is made or refused as the contract says, and
+// MoeConfig::make: every combination of named choices is made or refused by the contract, and
 // the error for every illegal value names it with the expected and the actual value.
 #include "core/config.h"
 

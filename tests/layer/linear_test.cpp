@@ -124,7 +124,7 @@ std::vector<uint8_t> make_x(int64_t tokens, int64_t cols, DType dtype, bool with
   return x;
 }
 
-// One token, quantized as the contract says.
+// One token, quantized by the contract.
 test::OracleRow quantized(const std::vector<double>& x, const LinearWeights& weights) {
   switch (weights.activation_format) {
     case ActivationFormat::kNvfp4:

@@ -74,7 +74,7 @@ TEST(ActivationChoice, FollowsTheScalesThatAreAskedFor) {
 class ActivationChoiceInCache : public CachedModel {};
 
 // "auto" is resolved before the cache's key is made: a layer in another format has another entry.
-// The description says who chose the format.
+// The description has the reason.
 TEST_F(ActivationChoiceInCache, TheFormatOfAutoIsPartOfTheKey) {
   const auto chosen = open();
   EXPECT_EQ(chosen->config()->activation_format, Format::kInt8Block);  // W4A4 is declared

@@ -65,7 +65,7 @@ TEST(Environment, DumpWritesBeforeTheCallAndAfterIt) {
   dump_seen_by_run = directory.path().string();
   const TinyLayer tiny;
   const RunFunction counts_files = [](const auto& weights, const auto& plan, const auto& batch,
-                               auto* workspace, const auto& context) -> Status {
+                                      auto* workspace, const auto& context) -> Status {
     int files = 0;
     for (const auto& entry : std::filesystem::directory_iterator(dump_seen_by_run)) {
       ++files;

@@ -22,15 +22,11 @@ TEST(GatedActivation, IsWithinFourUlpsDownToTheLastGate) {
           << g << " " << u;
     }
   }
-}
-
-// a is the fp32 number: 1.702 as a double would be 6 ulps away at g = -50.
-TEST(GatedActivation, AlphaIsAFloat) {
+  // a is the fp32 number: 1.702 as a double would be 6 ulps away at g = -50. a g is rounded: half
+  // an ulp of it is that much of e^(a g).
   const GatedActivation oai{Activation::kSwigluOai, 7.0f, 1.702f};
   for (const float g : {-50.0f, -3.0f, 0.5f, 6.0f}) {
-    const long double slope = 1.702f;
-    const long double exact = g * sigmoid(slope * g) * 3;
-    // a g is rounded: half an ulp of it is that much of e^(a g).
+    const long double slope = 1.702f, exact = g * sigmoid(slope * g) * 3;
     const long double bound = (4 + std::abs(slope * g)) * 0x1p-24L * std::abs(exact) * 2;
     EXPECT_LE(std::abs(oai(g, 2.0f) - exact), bound) << g;
   }

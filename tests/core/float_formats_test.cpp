@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <limits>
-#include <set>
 
 #include "formats/grid.h"
 #include "support/support.h"
@@ -13,7 +12,6 @@ namespace {
 
 constexpr double kDoubleInf = std::numeric_limits<double>::infinity();
 constexpr float kFloatInf = std::numeric_limits<float>::infinity();
-constexpr float kFloatNan = std::numeric_limits<float>::quiet_NaN();
 
 struct Format {
   const char* name;
@@ -41,15 +39,6 @@ std::vector<Format> formats() {
   };
 }
 
-TEST(FloatFormats, GridsAreTheFormats) {
-  const std::vector<double> e2m1 = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-  EXPECT_EQ(e2m1_grid().magnitudes, e2m1);
-  EXPECT_EQ(e4m3_grid().magnitudes.back(), 448);
-  EXPECT_EQ(e4m3_grid().magnitudes[1], 0x1p-9);
-  EXPECT_EQ(bf16_grid().magnitudes.back(), 0x1.FEp127);
-  EXPECT_EQ(fp16_grid().magnitudes.back(), 65504);
-}
-
 TEST(FloatFormats, EveryFiniteValueDecodesAndComesBack) {
   for (const Format& f : formats()) {
     for (size_t i = 0; i <= f.grid.max_index(); ++i) {
@@ -69,23 +58,18 @@ TEST(FloatFormats, EveryFiniteValueDecodesAndComesBack) {
 TEST(FloatFormats, EveryBoundaryRoundsToEvenAndItsNeighboursAwayFromIt) {
   for (const Format& f : formats()) {
     for (size_t i = 0; i < f.grid.max_index() + (f.grid.saturates ? 0 : 1); ++i) {
+      // Its neighbours are doubles that float would round onto the boundary: rounding twice would
+      // then go to even.
       const double mid = f.grid.midpoint(i);
-      // A double that float would round onto the boundary: rounding twice would then go to even.
-      const double above = std::nextafter(mid, kDoubleInf);
-      const double below = std::nextafter(mid, 0.0);
       const auto even = static_cast<unsigned>(i + i % 2);
       const auto lower = static_cast<unsigned>(i);
       for (const unsigned sign : {0u, f.sign}) {
         const double s = sign != 0 ? -1 : 1;
         ASSERT_EQ(f.from_double(s * mid), even | sign) << f.name << " boundary " << i;
-        ASSERT_EQ(f.from_double(s * above), (lower + 1) | sign) << f.name << " boundary " << i;
-        ASSERT_EQ(f.from_double(s * below), lower | sign) << f.name << " boundary " << i;
-        for (const double nudge : {0x1p-25, 0x1p-30, 0x1p-40}) {
-          ASSERT_EQ(f.from_double(s * mid * (1 + nudge)), (lower + 1) | sign)
-              << f.name << " boundary " << i;
-          ASSERT_EQ(f.from_double(s * mid * (1 - nudge)), lower | sign)
-              << f.name << " boundary " << i;
-        }
+        for (const double above : {std::nextafter(mid, kDoubleInf), mid * (1 + 0x1p-25)})
+          ASSERT_EQ(f.from_double(s * above), (lower + 1) | sign) << f.name << " boundary " << i;
+        for (const double below : {std::nextafter(mid, 0.0), mid * (1 - 0x1p-25)})
+          ASSERT_EQ(f.from_double(s * below), lower | sign) << f.name << " boundary " << i;
         const auto float_mid = static_cast<float>(mid);
         ASSERT_EQ(static_cast<double>(float_mid), mid);
         ASSERT_EQ(f.from_float(static_cast<float>(s) * float_mid), even | sign)
@@ -99,46 +83,22 @@ TEST(FloatFormats, EveryBoundaryRoundsToEvenAndItsNeighboursAwayFromIt) {
   }
 }
 
-TEST(FloatFormats, SampledDoublesAndFloatsMatchTheGrid) {
-  // A Weyl sequence over all bit patterns: every exponent, both signs, denormals, Inf and NaN (left
-  // to other tests).
-  uint64_t state = 1;
-  for (int n = 0; n < 200000; ++n) {
-    state += 0x9E3779B97F4A7C15u;
-    const auto as_float = std::bit_cast<float>(static_cast<uint32_t>(state >> 32));
-    // Doubles mostly within float's range: exponents -160..160.
-    const double as_double = std::ldexp(1.0 + static_cast<double>(state >> 12) * 0x1p-52,
-                                        static_cast<int>(state % 321) - 160) *
-                             ((state >> 11 & 1) != 0 ? -1 : 1);
-    for (const Format& f : formats()) {
-      if (!std::isnan(as_float)) {
-        const auto expected =
-            static_cast<unsigned>(f.grid.round(std::fabs(static_cast<double>(as_float)))) |
-            (std::signbit(as_float) ? f.sign : 0);
-        ASSERT_EQ(f.from_float(as_float), expected) << f.name << " " << as_float;
-      }
-      const auto expected = static_cast<unsigned>(f.grid.round(std::fabs(as_double))) |
-                            (std::signbit(as_double) ? f.sign : 0);
-      ASSERT_EQ(f.from_double(as_double), expected) << f.name << " " << as_double;
+TEST(FloatFormats, InfinityOverflowAndUnderflow) {
+  const double large[] = {kDoubleInf, 1e300, 0x1p128};
+  for (const Format& f : formats()) {
+    const unsigned largest = static_cast<unsigned>(f.grid.max_index()) + (f.grid.saturates ? 0 : 1);
+    EXPECT_EQ(f.from_float(kFloatInf), largest) << f.name;
+    EXPECT_EQ(f.from_float(-kFloatInf), largest | f.sign) << f.name;
+    for (const double x : large) {
+      EXPECT_EQ(f.from_double(x), largest) << f.name << " " << x;
+      EXPECT_EQ(f.from_double(-x), largest | f.sign) << f.name << " " << x;
     }
+    EXPECT_EQ(f.from_float(-0.0f), f.sign) << f.name;
+    EXPECT_EQ(f.from_double(-0.0), f.sign) << f.name;
+    EXPECT_EQ(f.from_double(-1e-310), f.sign) << f.name;
+    EXPECT_EQ(f.from_double(1e-300), 0u) << f.name;
   }
-}
-
-TEST(FloatFormats, InfinityAndOverflow) {
-  EXPECT_EQ(e2m1_from_float(kFloatInf), 0x7);
-  EXPECT_EQ(e2m1_from_float(-kFloatInf), 0xF);
-  EXPECT_EQ(e2m1_from_double(-1e300), 0xF);
-  EXPECT_EQ(e4m3_from_float(kFloatInf), 0x7E);
-  EXPECT_EQ(e4m3_from_float(-kFloatInf), 0xFE);
-  EXPECT_EQ(e4m3_from_double(1e300), 0x7E);
   EXPECT_EQ(e4m3_from_float(465.0f), 0x7E);  // torch's cast gives NaN here
-  EXPECT_EQ(bf16_from_float(kFloatInf), 0x7F80);
-  EXPECT_EQ(bf16_from_double(1e300), 0x7F80);
-  EXPECT_EQ(bf16_from_double(-kDoubleInf), 0xFF80);
-  EXPECT_EQ(bf16_from_double(1e-300), 0);
-  EXPECT_EQ(fp16_from_float(65519.996f), 0x7BFF);
-  EXPECT_EQ(fp16_from_float(65520.0f), 0x7C00);
-  EXPECT_EQ(fp16_from_double(-1e300), 0xFC00);
   EXPECT_EQ(fp16_to_float(0x7C00), kFloatInf);
   EXPECT_EQ(fp16_to_float(0xFC00), -kFloatInf);
   EXPECT_EQ(bf16_to_float(0xFF80), -kFloatInf);
@@ -167,41 +127,6 @@ TEST(FloatFormats, NanGoesWhereTheHeaderSays) {
   EXPECT_TRUE(std::isnan(e4m3_to_float(0xFF)));
   for (unsigned mantissa = 1; mantissa < 0x400; ++mantissa)
     EXPECT_TRUE(std::isnan(fp16_to_float(static_cast<uint16_t>(0x7C00 | mantissa))));
-  EXPECT_TRUE(std::isnan(bf16_to_float(bf16_from_float(kFloatNan))));
-}
-
-TEST(FloatFormats, NegativeZeroAndNegativeUnderflowKeepTheirSign) {
-  for (const Format& f : formats()) {
-    EXPECT_EQ(f.from_float(-0.0f), f.sign) << f.name;
-    EXPECT_EQ(f.from_double(-0.0), f.sign) << f.name;
-    EXPECT_EQ(f.from_double(-1e-310), f.sign) << f.name;
-  }
-  EXPECT_EQ(e2m1_from_float(-0.25f), 0x8);
-  EXPECT_EQ(e4m3_from_float(-0x1p-10f), 0x80);
-}
-
-// numerics.md section 12: every E2M1 x E4M3 product is exact in bf16 and in fp16, but not in E4M3.
-TEST(FloatFormats, ProductsOfCodeAndScaleAreExactInBf16AndFp16) {
-  std::set<double> distinct;
-  for (unsigned byte = 0; byte < 256; ++byte) {
-    if ((byte & 0x7F) == kE4m3Nan) continue;
-    for (unsigned code = 0; code < 16; ++code) {
-      const float code_value = e2m1_to_float(static_cast<uint8_t>(code));
-      const float scale = e4m3_to_float(static_cast<uint8_t>(byte));
-      const float product = code_value * scale;
-      ASSERT_EQ(static_cast<double>(product),
-                static_cast<double>(code_value) * static_cast<double>(scale));
-      ASSERT_EQ(bf16_to_float(bf16_from_float(product)), product);
-      ASSERT_EQ(fp16_to_float(fp16_from_float(product)), product);
-      distinct.insert(std::fabs(static_cast<double>(product)));
-    }
-  }
-  EXPECT_EQ(distinct.size(), 238u);
-  EXPECT_EQ(*distinct.rbegin(), kNvfp4Range);
-  size_t not_in_e4m3 = 0;
-  for (const double value : distinct)
-    not_in_e4m3 += e4m3_to_float(e4m3_from_double(value)) != value;
-  EXPECT_EQ(not_in_e4m3, 111u);
 }
 
 TEST(FloatFormats, PackAndUnpackAllBytes) {

@@ -21,6 +21,11 @@ int64_t sum_of(Executor& executor, int64_t count) {
   return sum;
 }
 
+int locks(ForkMutex& mutex) {
+  const std::lock_guard lock(mutex);
+  return 0;
+}
+
 ATTACK_TEST(kForks, Fork, ThePoolOfAParentThatIsBusyRunsInTheChild) {
   auto pool = make_thread_pool(4);
   std::atomic<bool> stop{false};
@@ -78,6 +83,20 @@ ATTACK_TEST(kForks, Fork, WaitsForAMutexAndLeavesWhatItGuardsWhole) {
   writer.join();
 }
 
+ATTACK_TEST(kForks, Fork, WhatTheForkingThreadHoldsItHoldsInTheChildToo) {
+  for (const auto at_fork : {ForkMutex::AtFork::kWaitedFor, ForkMutex::AtFork::kAbandoned}) {
+    ForkMutex mutex(at_fork);
+    mutex.lock();
+    EXPECT_EQ(in_forked_child([&] {
+                mutex.unlock();
+                return locks(mutex);
+              }),
+              0);
+    mutex.unlock();
+    locks(mutex);
+  }
+}
+
 ATTACK_TEST(kForks, Fork, GoesAroundAMutexThatMayBeHeldForLong) {
   ForkMutex mutex(ForkMutex::AtFork::kAbandoned);
   std::atomic<bool> held{false}, let_go{false};
@@ -87,28 +106,9 @@ ATTACK_TEST(kForks, Fork, GoesAroundAMutexThatMayBeHeldForLong) {
     while (!let_go) std::this_thread::yield();
   });
   while (!held) std::this_thread::yield();
-  EXPECT_EQ(in_forked_child([&] {
-              const std::lock_guard lock(mutex);
-              return 0;
-            }),
-            0);
+  EXPECT_EQ(in_forked_child([&] { return locks(mutex); }), 0);
   let_go = true;
   holder.join();
-}
-
-ATTACK_TEST(kForks, Fork, WhatTheForkingThreadHoldsItHoldsInTheChildToo) {
-  for (const auto at_fork : {ForkMutex::AtFork::kWaitedFor, ForkMutex::AtFork::kAbandoned}) {
-    ForkMutex mutex(at_fork);
-    mutex.lock();
-    EXPECT_EQ(in_forked_child([&] {
-                mutex.unlock();
-                const std::lock_guard again(mutex);
-                return 0;
-              }),
-              0);
-    mutex.unlock();
-    const std::lock_guard again(mutex);
-  }
 }
 
 // Threads that hold one mutex while they create and drop others, which locks the list that fork()
@@ -125,12 +125,7 @@ ATTACK_TEST(kForks, Fork, EndsWhileMutexesComeAndGo) {
         const std::lock_guard both(inner);
       }
     });
-  for (int fork = 0; fork < 20; ++fork)
-    EXPECT_EQ(in_forked_child([&] {
-                const std::lock_guard lock(outer);
-                return 0;
-              }),
-              0);
+  for (int fork = 0; fork < 20; ++fork) EXPECT_EQ(in_forked_child([&] { return locks(outer); }), 0);
   stop = true;
   for (std::thread& maker : makers) maker.join();
 }

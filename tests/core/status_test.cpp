@@ -17,21 +17,15 @@ Status quarter(int value, int* out) {
   return {};
 }
 
-TEST(Status, PropagatesThroughAssign) {
+TEST(Status, PropagatesAndKeepsItsFinding) {
   int out = 0;
   EXPECT_OK(quarter(8, &out));
   EXPECT_EQ(out, 2);
-  const Status status = quarter(6, &out);
-  EXPECT_EQ(status.code(), Code::kInvalidArgument);
-  EXPECT_EQ(status.in("layer 3").message(), "layer 3: value: expected even, got 3");
-}
-
-TEST(Status, KeepsItsFinding) {
-  const Status status = bad_input("scale: expected finite, got NaN").of_finding("tensor_scale_nan");
-  EXPECT_EQ(status.in("layer 3").message(),
-            "layer 3: scale: expected finite, got NaN [tensor_scale_nan]");
-  EXPECT_EQ(status.in("layer 3").finding(), "tensor_scale_nan");
-  EXPECT_EQ(status.in("layer 3").code(), Code::kBadInput);
+  EXPECT_THAT(quarter(6, &out).in("layer 3"),
+              Refused(Code::kInvalidArgument, "layer 3: value: expected even, got 3"));
+  const Status found = bad_input("scale: got NaN").of_finding("tensor_scale_nan").in("layer 3");
+  EXPECT_THAT(found, Refused(Code::kBadInput, "layer 3: scale: got NaN [tensor_scale_nan]"));
+  EXPECT_EQ(found.finding(), "tensor_scale_nan");
   EXPECT_EQ(bad_input("scale").in("layer 3").finding(), "");
   EXPECT_TRUE(Status().in("layer 3").ok());
 }

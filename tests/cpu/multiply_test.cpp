@@ -1,6 +1,5 @@
 // Strips times any number of rows, for every instruction set: bits of 8-bit activations, bounds of
 // W4A16.
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -15,19 +14,7 @@
 namespace nvfp4_moe::internal::cpu {
 namespace {
 
-// Rows in the layer's layout: the stride is an odd multiple of 64 bytes, and the last row is
-// followed by the rows that a tile may read past it.
-struct Rows {
-  Rows(const Multiplication& multiplication, int64_t k, int64_t count)
-      : bytes((chunks_of(k) * multiplication.chunk_bytes + 63) / 64 * 64 + 64),
-        data(static_cast<size_t>(bytes * (count + multiplication.tile_rows - 1)), std::byte{0xFF}) {
-    for (int64_t i = 0; i < count; ++i) pointers.push_back(data.data() + i * bytes);
-  }
-  int64_t bytes;
-  std::vector<std::byte> data;  // NaNs unless written
-  std::vector<const std::byte*> pointers;
-  std::byte* at(int64_t i) { return data.data() + i * bytes; }
-};
+using Format = ActivationFormat;
 
 struct Problem {
   int64_t k, panels;
@@ -37,86 +24,68 @@ struct Problem {
   std::vector<uint16_t> x_bf16;            // (rows, k)
   std::vector<int8_t> x_int8;              // (rows, k)
   std::vector<float> x_int8_scales;        // (rows, k/16)
+  std::vector<uint8_t> x_fp8;              // (rows, k)
 
   Problem(int64_t k_, int64_t panels_, int64_t rows, uint32_t seed) : k(k_), panels(panels_) {
     std::mt19937 random(seed);
-    const auto fill = [&](std::vector<uint8_t>& bytes, int64_t size, uint32_t most) {
-      bytes.resize(static_cast<size_t>(size));
-      for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random() % (most + 1));
+    const auto fill = [](auto& values, int64_t size, const auto& value) {
+      values.resize(static_cast<size_t>(size));
+      for (auto& one : values) one = static_cast<std::decay_t<decltype(one)>>(value());
     };
-    fill(codes, panels * kPanelRows * k / 2, 255);
-    fill(scales, panels * kPanelRows * k / 16, 0x7E);  // zero, subnormal and all normal scales
-    fill(x_codes, rows * k / 2, 255);
-    fill(x_scales, rows * k / 16, 0x7E);
-    x_bf16.resize(static_cast<size_t>(rows * k));
+    const auto any = [&] { return random() % 256; };
+    const auto scale = [&] { return random() % 127; };  // zero, subnormal and all normal scales
+    fill(codes, panels * kPanelRows * k / 2, any);
+    fill(scales, panels * kPanelRows * k / 16, scale);
+    fill(x_codes, rows * k / 2, any);
+    fill(x_scales, rows * k / 16, scale);
     // Over 32 binades, so that sums round before they are scaled.
-    for (uint16_t& x : x_bf16)
-      x = static_cast<uint16_t>((random() & 0x80FFu) | (0x3800u + (random() % 16 << 8)));
-    x_int8.resize(static_cast<size_t>(rows * k));
-    for (int8_t& x : x_int8) x = static_cast<int8_t>(static_cast<int>(random() % 255) - 127);
-    x_int8_scales.resize(static_cast<size_t>(rows * k / 16));
-    for (float& s : x_int8_scales)  // all 24 bits of a significand, so that the product of two
-                                    // scales is rounded
-      s = std::ldexp(1.0f + 0x1p-23f * static_cast<float>(random() % (1 << 23)),
-                     static_cast<int>(random() % 8) - 4);
+    fill(x_bf16, rows * k, [&] { return (random() & 0x80FFu) | (0x3800u + (random() % 16 << 8)); });
+    fill(x_int8, rows * k, [&] { return static_cast<int>(random() % 255) - 127; });
+    // All 24 bits of a significand, so that the product of two scales is rounded.
+    fill(x_int8_scales, rows * k / 16, [&] {
+      return std::ldexp(1.0f + 0x1p-23f * static_cast<float>(random() % (1 << 23)),
+                        static_cast<int>(random() % 8) - 4);
+    });
+    fill(x_fp8, rows * k, [&] { return random() % kE4m3Nan | (random() & 0x80u); });
     packed.resize(static_cast<size_t>(panels * panel_bytes(k)));
     const Nvfp4View view =
         Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, panels * kPanelRows, k);
     for (int64_t p = 0; p < panels; ++p) pack_panel(view, p, packed.data() + p * panel_bytes(k));
   }
-  Strip strip() const {
-    return {
+
+  // The sums of rows [first, first + count). Under fp8 panel p's weights are w8 2^(shift + p). Rows
+  // have the layer's layout: the stride is an odd multiple of 64 bytes, and the last row is
+  // followed by the rows that a tile may read past it, NaNs.
+  std::vector<float> sums(const Kernels& kernels, Format format, int64_t first, int64_t count,
+                          bool same_bits = false, int shift = 0) const {
+    const Multiplication& multiplication = kernels.multiplication(format);
+    const int64_t stride = (chunks_of(k) * multiplication.chunk_bytes + 63) / 64 * 64 + 64,
+                  rows = count + multiplication.tile_rows - 1;
+    std::vector<std::byte> operands(static_cast<size_t>(stride * rows), std::byte{0xFF});
+    std::vector<const std::byte*> pointers;
+    for (int64_t i = first; i < first + count; ++i) {
+      std::byte* const row = operands.data() + (i - first) * stride;
+      pointers.push_back(row);
+      switch (format) {
+        case Format::kNvfp4:
+          kernels.nvfp4_operands(x_codes.data() + i * k / 2, x_scales.data() + i * k / 16, k, row);
+          break;
+        case Format::kInt8Block:
+          kernels.int8_operands(x_int8.data() + i * k, x_int8_scales.data() + i * k / 16, k, row);
+          break;
+        case Format::kFp8: kernels.fp8_operands(x_fp8.data() + i * k, k, row); break;
+        case Format::kBf16: kernels.bf16_operands(x_bf16.data() + i * k, k, row); break;
+      }
+    }
+    Strip strip{
         .bytes = packed.data(), .panels = panels, .chunks = chunks_of(k), .next = packed.data()};
-  }
-  std::vector<float> multiply(const Multiplication& multiplication, Rows& rows, int64_t count,
-                              bool same_bits) const {
-    std::vector<float> acc(
-        static_cast<size_t>((count + multiplication.tile_rows - 1) * panels * kPanelRows), -1.0f);
+    if (format == Format::kFp8) strip.fp8_shift = {shift, shift + 1};
+    std::vector<float> acc(static_cast<size_t>(rows * panels * kPanelRows), -1.0f);
     multiplication.multiply(
-        strip(), {.rows = rows.pointers.data(), .count = count, .k = k, .same_bits = same_bits},
+        strip, {.rows = pointers.data(), .count = count, .k = k, .same_bits = same_bits},
         acc.data());
     acc.resize(static_cast<size_t>(count * panels * kPanelRows));
     return acc;
-  }
-  std::vector<float> nvfp4(const Kernels& kernels, int64_t count) const {
-    Rows rows(kernels.nvfp4, k, count);
-    for (int64_t i = 0; i < count; ++i)
-      kernels.nvfp4_operands(x_codes.data() + i * k / 2, x_scales.data() + i * k / 16, k,
-                             rows.at(i));
-    return multiply(kernels.nvfp4, rows, count, false);
-  }
-  std::vector<float> int8_block(const Kernels& kernels, int64_t count) const {
-    Rows rows(kernels.int8_block, k, count);
-    for (int64_t i = 0; i < count; ++i)
-      kernels.int8_operands(x_int8.data() + i * k, x_int8_scales.data() + i * k / 16, k,
-                            rows.at(i));
-    return multiply(kernels.int8_block, rows, count, false);
-  }
-  // Panel p's weights are w8 2^(shift + p).
-  std::vector<float> fp8(const Kernels& kernels, int64_t count, int shift) const {
-    Rows rows(kernels.fp8, k, count);
-    std::vector<uint8_t> row_codes(static_cast<size_t>(k));
-    for (int64_t i = 0; i < count; ++i) {
-      for (int64_t e = 0; e < k; ++e) {
-        const int x = x_bf16[static_cast<size_t>(i * k + e)];
-        row_codes[static_cast<size_t>(e)] =
-            static_cast<uint8_t>((x & 0x7F) % kE4m3Nan | (x >> 8 & 0x80));
-      }
-      kernels.fp8_operands(row_codes.data(), k, rows.at(i));
-    }
-    Strip shifted = strip();
-    shifted.fp8_shift = {shift, shift + 1};
-    std::vector<float> acc(static_cast<size_t>(count * panels * kPanelRows), -1.0f);
-    kernels.fp8.multiply(shifted, {.rows = rows.pointers.data(), .count = count, .k = k},
-                         acc.data());
-    return acc;
-  }
-  std::vector<float> bf16(const Kernels& kernels, int64_t first, int64_t count,
-                          bool same_bits) const {
-    Rows rows(kernels.bf16, k, count);
-    for (int64_t i = 0; i < count; ++i)
-      kernels.bf16_operands(x_bf16.data() + (first + i) * k, k, rows.at(i));
-    return multiply(kernels.bf16, rows, count, same_bits);
   }
   double weight(int64_t row, int64_t i) const {
     const uint8_t byte = codes[static_cast<size_t>((row * k + i) / 2)];
@@ -127,7 +96,23 @@ struct Problem {
 
 constexpr int64_t kCounts[] = {1,  2,  3,  4,  5,  8,  9,  15, 16, 17, 31,
                                32, 33, 47, 48, 49, 63, 64, 65, 80, 81, 128};
-constexpr int64_t kSizes[] = {16, 32, 48, 64, 80, 128, 336, 1040, 2048};
+
+// Calls body for each size of K, with one panel and with two.
+template <class Body>
+void for_problems(int64_t rows, const Body& body) {
+  for (const int64_t k : {16, 32, 48, 64, 80, 128, 336, 1040, 2048})
+    for (const int64_t panels : {1, 2}) {
+      SCOPED_TRACE(testing::Message() << "K " << k << " panels " << panels);
+      body(Problem(k, panels, rows, static_cast<uint32_t>(7 * k + panels)));
+      if (testing::Test::HasFatalFailure()) return;
+    }
+}
+
+// `some` has the bits of `all` from row `first` on.
+bool same(const std::vector<float>& some, const std::vector<float>& all, size_t first = 0) {
+  return first + some.size() <= all.size() &&
+         std::memcmp(some.data(), all.data() + first, some.size() * sizeof(float)) == 0;
+}
 
 class Multiply : public test::KernelsTest {
  protected:
@@ -137,34 +122,15 @@ class Multiply : public test::KernelsTest {
 INSTANTIATE_TEST_SUITE_P(Cpu, Multiply, ::testing::ValuesIn(test::instruction_sets()),
                          test::hardware_test_name<Kernels>);
 
-TEST_P(Multiply, W4A4HasThePortableBitsForAnyNumberOfLines) {
-  for (const int64_t k : kSizes) {
-    for (const int64_t panels : {1, 2}) {
-      const Problem problem(k, panels, 128, static_cast<uint32_t>(k + panels));
-      const std::vector<float> all = problem.nvfp4(kPortableKernels, 128);
-      for (const int64_t count : kCounts) {
-        if (too_many(count)) continue;
-        const std::vector<float> some = problem.nvfp4(kernels(), count);
-        ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0)
-            << "K " << k << " panels " << panels << " rows " << count;
-      }
+TEST_P(Multiply, IntegerProductsHaveThePortableBitsForAnyNumberOfLines) {
+  for_problems(128, [&](const Problem& problem) {
+    for (const Format format : {Format::kNvfp4, Format::kInt8Block}) {
+      const std::vector<float> all = problem.sums(kPortableKernels, format, 0, 128);
+      for (const int64_t count : kCounts)
+        ASSERT_TRUE(too_many(count) || same(problem.sums(kernels(), format, 0, count), all))
+            << to_string(format) << " rows " << count;
     }
-  }
-}
-
-TEST_P(Multiply, Int8BlockHasThePortableBitsForAnyNumberOfLines) {
-  for (const int64_t k : kSizes) {
-    for (const int64_t panels : {1, 2}) {
-      const Problem problem(k, panels, 128, static_cast<uint32_t>(11 * k + panels));
-      const std::vector<float> all = problem.int8_block(kPortableKernels, 128);
-      for (const int64_t count : kCounts) {
-        if (too_many(count)) continue;
-        const std::vector<float> some = problem.int8_block(kernels(), count);
-        ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0)
-            << "K " << k << " panels " << panels << " rows " << count;
-      }
-    }
-  }
+  });
 }
 
 // Exact products added in one order: these are the instruction sets that compute W4A16 and fp8 with
@@ -172,65 +138,52 @@ TEST_P(Multiply, Int8BlockHasThePortableBitsForAnyNumberOfLines) {
 TEST_P(Multiply, InFp32HasThePortableBits) {
   if (std::string_view(kernels().bf16.name).find("fp32") == std::string_view::npos)
     GTEST_SKIP() << kernels().backend_name << " multiplies in bf16 (" << kernels().bf16.name << ")";
-  for (const int64_t k : kSizes) {
-    for (const int64_t panels : {1, 2}) {
-      const Problem problem(k, panels, 13, static_cast<uint32_t>(5 * k + panels));
-      const auto same = [&](const std::vector<float>& a, const std::vector<float>& b) {
-        return std::memcmp(a.data(), b.data(), b.size() * sizeof(float)) == 0;
+  for_problems(13, [&](const Problem& problem) {
+    for (const int64_t count : {1, 2, 3, 4, 5, 8, 13}) {
+      const auto expect_same = [&](Format format, bool same_bits, int shift) {
+        ASSERT_TRUE(same(problem.sums(kernels(), format, 0, count, same_bits, shift),
+                         problem.sums(kPortableKernels, format, 0, count, same_bits, shift)))
+            << to_string(format) << " rows " << count << " shift " << shift;
       };
-      for (const int64_t count : {1, 2, 3, 4, 5, 8, 13}) {
-        SCOPED_TRACE(testing::Message() << "K " << k << " panels " << panels << " rows " << count);
-        for (const bool same_bits : {false, true})
-          ASSERT_TRUE(same(problem.bf16(kernels(), 0, count, same_bits),
-                           problem.bf16(kPortableKernels, 0, count, same_bits)));
-        for (const int shift :
-             {3, 7, 12})  // 3 is the largest weight, 12 makes many of them subnormal
-          ASSERT_TRUE(same(problem.fp8(kernels(), count, shift),
-                           problem.fp8(kPortableKernels, count, shift)));
-      }
+      for (const bool same_bits : {false, true}) expect_same(Format::kBf16, same_bits, 0);
+      // 3 is the largest weight, 12 makes many of them subnormal
+      for (const int shift : {3, 7, 12}) expect_same(Format::kFp8, false, shift);
     }
-  }
+  });
 }
 
 // |err| <= (K/4 + 4) 2^-24 sum |p| (docs/explanation/numerics.md), for the sum before any epilogue.
 TEST_P(Multiply, W4A16IsWithinItsBoundForAnyNumberOfLines) {
-  for (const int64_t k : kSizes) {
-    for (const int64_t panels : {1, 2}) {
-      const Problem problem(k, panels, 128, static_cast<uint32_t>(7 * k + panels));
-      const int64_t rows = panels * kPanelRows;
-      std::vector<double> exact(static_cast<size_t>(128 * rows)), size(exact.size());
-      for (int64_t i = 0; i < 128 && !too_many(i + 1); ++i)
-        for (int64_t r = 0; r < rows; ++r)
-          for (int64_t e = 0; e < k; ++e) {
-            const double product =
-                problem.weight(r, e) *
-                static_cast<double>(bf16_to_float(problem.x_bf16[static_cast<size_t>(i * k + e)]));
-            exact[static_cast<size_t>(i * rows + r)] += product;
-            size[static_cast<size_t>(i * rows + r)] += std::fabs(product);
-          }
-      const double bound = (static_cast<double>(k) / 4 + 4) * 0x1p-24;
-      for (const int64_t count : kCounts) {
-        if (too_many(count)) continue;
-        const std::vector<float> some = problem.bf16(kernels(), 0, count, false);
-        for (size_t i = 0; i < some.size(); ++i)
-          ASSERT_LE(std::fabs(static_cast<double>(some[i]) - exact[i]), bound * size[i])
-              << "K " << k << " panels " << panels << " rows " << count << " element " << i;
-      }
+  for_problems(128, [&](const Problem& problem) {
+    const int64_t k = problem.k, rows = problem.panels * kPanelRows;
+    std::vector<double> exact(static_cast<size_t>(128 * rows)), size(exact.size());
+    for (int64_t i = 0; i < 128 && !too_many(i + 1); ++i)
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t e = 0; e < k; ++e) {
+          const double product =
+              problem.weight(r, e) *
+              static_cast<double>(bf16_to_float(problem.x_bf16[static_cast<size_t>(i * k + e)]));
+          exact[static_cast<size_t>(i * rows + r)] += product;
+          size[static_cast<size_t>(i * rows + r)] += std::fabs(product);
+        }
+    const double bound = (static_cast<double>(k) / 4 + 4) * 0x1p-24;
+    for (const int64_t count : kCounts) {
+      if (too_many(count)) continue;
+      const std::vector<float> some = problem.sums(kernels(), Format::kBf16, 0, count);
+      for (size_t i = 0; i < some.size(); ++i)
+        ASSERT_LE(std::fabs(static_cast<double>(some[i]) - exact[i]), bound * size[i])
+            << "rows " << count << " element " << i;
     }
-  }
+  });
 }
 
 TEST_P(Multiply, W4A16DoesNotDependOnOtherLinesWhereBitsMustBeTheSame) {
   const Problem problem(1040, 2, 128, 3);
-  const std::vector<float> all = problem.bf16(kernels(), 0, 128, true);
-  for (const int64_t count : {1, 2, 8, 9, 17, 33, 50, 65}) {
-    const int64_t first = 128 - count;
-    const std::vector<float> some = problem.bf16(kernels(), first, count, true);
-    ASSERT_EQ(
-        std::memcmp(some.data(), all.data() + first * 2 * kPanelRows, some.size() * sizeof(float)),
-        0)
+  const std::vector<float> all = problem.sums(kernels(), Format::kBf16, 0, 128, true);
+  for (const int64_t count : {1, 2, 8, 9, 17, 33, 50, 65})
+    EXPECT_TRUE(same(problem.sums(kernels(), Format::kBf16, 128 - count, count, true), all,
+                     static_cast<size_t>((128 - count) * 2 * kPanelRows)))
         << "rows " << count;
-  }
 }
 
 }  // namespace

@@ -12,6 +12,9 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN(),
+                kInf = std::numeric_limits<float>::infinity();
+
 struct Row {
   bool finite = false;
   std::vector<uint8_t> codes;   // one per element
@@ -62,21 +65,6 @@ TEST(ExactMode, EveryBf16AmaxGivesTheExactlyRoundedScale) {
   }
 }
 
-// The constant matters: its float neighbours get 63 of the bf16 amax values wrong each.
-TEST(ExactMode, NeighboursOfTheSixthFail) {
-  const auto wrong = [](uint32_t constant) {
-    int count = 0;
-    for (unsigned bits = 0; bits < 0x7F80; ++bits)
-      count += e4m3_from_float(bf16(bits) * std::bit_cast<float>(constant)) !=
-               e4m3_grid().round_quotient(static_cast<double>(bf16(bits)), 6.0);
-    return count;
-  };
-  EXPECT_EQ(wrong(0x3E2AAAAB), 0);
-  EXPECT_EQ(wrong(0x3E2AAAAA), 63);
-  EXPECT_EQ(wrong(0x3E2AAAAC), 63);
-  EXPECT_EQ(std::bit_cast<uint32_t>(1.0f / 6.0f), 0x3E2AAAABu);
-}
-
 // All (E4M3 scale, bf16 x) pairs that can occur in a block: x up to the largest bf16 amax that
 // rounds to that scale. The quotient in float decides as the exact quotient does.
 TEST(ExactMode, EveryPairOfScaleAndBf16GivesTheExactlyRoundedCode) {
@@ -103,22 +91,6 @@ TEST(ExactMode, EveryPairOfScaleAndBf16GivesTheExactlyRoundedCode) {
     pairs += static_cast<int64_t>(x.size());
   }
   EXPECT_GT(pairs, 2000000);
-}
-
-// Exact mode commutes with powers of two: another factor of 2 in x and s changes no byte.
-TEST(ExactMode, ScalesByPowersOfTwo) {
-  std::mt19937 random(3);
-  std::normal_distribution<float> normal;
-  std::vector<float> x(256);
-  for (float& value : x) value = bf16_to_float(bf16_from_float(normal(random)));
-  const Row base = exact(x, 0x1p-9f);
-  for (const int k : {-60, -3, 5, 90}) {
-    std::vector<float> scaled = x;
-    for (float& value : scaled) value = std::ldexp(value, k);
-    const Row row = exact(scaled, std::ldexp(1.0f, k - 9));
-    EXPECT_EQ(row.codes, base.codes);
-    EXPECT_EQ(row.scales, base.scales);
-  }
 }
 
 // fp32 hidden: the contract's float operations, one by one.
@@ -151,43 +123,25 @@ TEST(ExactMode, FollowsItsFloatOperationsOnFp32) {
   }
 }
 
-// The example of docs/explanation/format.md.
-TEST(ExactMode, WorkedExample) {
-  const std::vector<float> x = {1.0f, -0.40625f, 0.15625f, 0, 3.0f, -2.0f, 0.8125f, 0.1015625f,
-                                0,    0,         0,        0, 0,    0,     0,       -0.0625f};
-  const float s = dynamic_token_scale(row_amax(x));
-  EXPECT_EQ(s, 0x1p-9f);
-  const Row row = exact(x, s);
-  EXPECT_EQ(row.scales, (std::vector<uint8_t>{0x78}));
-  EXPECT_EQ(row.codes, (std::vector<uint8_t>{4, 0xA, 1, 0, 7, 0xE, 3, 0, 0, 0, 0, 0, 0, 0, 0, 8}));
-}
-
 TEST(ExactMode, CountsWhatItSaturates) {
   std::vector<float> x(64, 0.0f);
   x[0] = 2688.0f;    // scale exactly 448: not saturated
   x[16] = 5000.0f;   // scale saturates, and the quotient 5000/448 too
   x[17] = 2700.0f;   // quotient above 6
   x[32] = 0x1p-12f;  // scale rounds to 0
-  const Row row = exact(x, 1.0f);
-  EXPECT_EQ(row.counts.blocks, 4u);
-  EXPECT_EQ(row.counts.saturated_scales, 1u);
-  EXPECT_EQ(row.counts.saturated_codes, 2u);
-  EXPECT_EQ(row.counts.zero_scales, 1u);
-  EXPECT_EQ(row.counts.nonfinite_rows, 0u);
+  Row row = exact(x, 1.0f);
   EXPECT_EQ(row.scales, (std::vector<uint8_t>{0x7E, 0x7E, 0, 0}));
   EXPECT_EQ(row.codes[32], 0) << "a block whose scale rounds to 0 has all codes 0";
-  QuantizeCounts sum = row.counts;
-  sum += row.counts;
-  EXPECT_EQ(sum.blocks, 8u);
-  EXPECT_EQ(sum.saturated_scales, 2u);
-  EXPECT_EQ(sum.saturated_codes, 4u);
-  EXPECT_EQ(sum.zero_scales, 2u);
+  EXPECT_EQ(row.counts.nonfinite_rows, 0u);
+  row.counts += QuantizeCounts(row.counts);
+  EXPECT_EQ(row.counts.blocks, 2 * 4u);
+  EXPECT_EQ(row.counts.saturated_scales, 2 * 1u);
+  EXPECT_EQ(row.counts.saturated_codes, 2 * 2u);
+  EXPECT_EQ(row.counts.zero_scales, 2 * 1u);
 }
 
 TEST(ExactMode, NonfiniteRowsAreFlaggedAndZero) {
-  for (const float bad :
-       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),
-        std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
+  for (const float bad : {kNan, -kNan, kInf, -kInf}) {
     for (const size_t where : {0u, 17u, 47u}) {
       std::vector<float> x(48, 1.0f);
       x[where] = bad;
@@ -202,27 +156,14 @@ TEST(ExactMode, NonfiniteRowsAreFlaggedAndZero) {
   }
 }
 
-TEST(ExactMode, ZerosAndDenormals) {
+TEST(ExactMode, ZerosAndTheEndsOfFloat) {
   const Row zeros = exact(std::vector<float>(32, -0.0f), 1.0f);
   EXPECT_TRUE(zeros.finite);
-  EXPECT_EQ(zeros.codes, std::vector<uint8_t>(32, 0))
-      << "a zero scale zeroes the codes, -0 included";
+  EXPECT_EQ(zeros.codes, std::vector<uint8_t>(32, 0)) << "a zero scale zeroes -0 too";
   EXPECT_EQ(zeros.counts.zero_scales, 0u);
-  // amax 2^-140 under the smallest scale: 2^-14 / 6 rounds to 0.
-  const Row tiny = exact(std::vector<float>(16, 0x1p-140f), 0x1p-126f);
-  EXPECT_EQ(tiny.scales[0], 0);
-  EXPECT_EQ(tiny.counts.zero_scales, 1u);
-  // Denormal values that still get a scale: 2^-129 = 2^-126 * 2^-3; v = RNE(2^-3/6) and code of
-  // 2^-3/v.
-  const Row denormal = exact(std::vector<float>(16, 0x1p-129f), 0x1p-126f);
-  const size_t byte = e4m3_grid().round_quotient(0x1p-3, 6.0);
-  EXPECT_EQ(denormal.scales[0], byte);
-  EXPECT_EQ(denormal.codes[3], e2m1_grid().round_quotient(0x1p-3, e4m3_grid().magnitudes[byte]));
-  // The largest floats and scales stay defined.
-  const Row huge = exact(std::vector<float>(16, -std::numeric_limits<float>::max()), 0x1p127f);
-  EXPECT_EQ(huge.scales[0],
-            e4m3_grid().round_quotient(static_cast<double>(std::numeric_limits<float>::max()),
-                                       6 * 0x1p127));
+  constexpr float kMax = std::numeric_limits<float>::max();
+  EXPECT_EQ(exact(std::vector<float>(16, -kMax), 0x1p127f).scales[0],
+            e4m3_grid().round_quotient(double{kMax}, 6 * 0x1p127));
 }
 
 TEST(DynamicTokenScale, IsTheSmallestPowerOfTwoThatHolds) {
@@ -243,40 +184,8 @@ TEST(DynamicTokenScale, IsTheSmallestPowerOfTwoThatHolds) {
   check(std::numeric_limits<float>::denorm_min());
   check(std::numeric_limits<float>::max());
   EXPECT_EQ(dynamic_token_scale(0.0f), 1.0f);
-  EXPECT_TRUE(std::isnan(dynamic_token_scale(std::numeric_limits<float>::infinity())));
-  EXPECT_TRUE(std::isnan(dynamic_token_scale(std::numeric_limits<float>::quiet_NaN())));
-}
-
-// Under its own scale no row saturates, and some block uses more than half of the scale range.
-TEST(DynamicTokenScale, NeverSaturates) {
-  std::mt19937 random(9);
-  std::normal_distribution<float> normal;
-  for (int trial = 0; trial < 500; ++trial) {
-    std::vector<float> x(64);
-    const int k = static_cast<int>(random() % 200) - 100;
-    for (float& value : x) value = std::ldexp(bf16_to_float(bf16_from_float(normal(random))), k);
-    const float s = dynamic_token_scale(row_amax(x));
-    const Row row = exact(x, s);
-    ASSERT_EQ(row.counts.saturated_scales, 0u);
-    ASSERT_GE(e4m3_to_float(*std::max_element(row.scales.begin(), row.scales.end())), 208.0f);
-  }
-}
-
-TEST(RowAmax, MaximumNanAndInf) {
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  constexpr float kInf = std::numeric_limits<float>::infinity();
-  EXPECT_EQ(row_amax({}), 0.0f);
-  EXPECT_EQ(row_amax(std::vector<float>{-0.0f, 1.0f, -3.0f, 2.0f}), 3.0f);
-  EXPECT_EQ(row_amax(std::vector<float>{1.0f, -kInf, 2.0f}), kInf);
-  EXPECT_TRUE(std::isnan(row_amax(std::vector<float>{1.0f, kInf, -kNan, 2.0f})));
-  std::vector<float> x(37, 1.0f);
-  for (size_t i = 0; i < x.size(); ++i) {
-    x[i] = -5.0f;
-    EXPECT_EQ(row_amax(x), 5.0f) << i;
-    x[i] = kNan;
-    EXPECT_TRUE(std::isnan(row_amax(x))) << i;
-    x[i] = 1.0f;
-  }
+  EXPECT_TRUE(std::isnan(dynamic_token_scale(kInf)));
+  EXPECT_TRUE(std::isnan(dynamic_token_scale(kNan)));
 }
 
 // tensor_scale of mode static.
@@ -290,19 +199,15 @@ TEST(PowersOfTwo, RoundUpAndRecognise) {
     EXPECT_TRUE(is_power_of_two(p));
     EXPECT_FALSE(is_power_of_two(std::nextafter(p, 3.4e38f)));
     EXPECT_EQ(rounded_up(p).value(), p);
+    EXPECT_EQ(rounded_up(std::nextafter(p, 0.0f)).value(), p);
     if (k < 127) {
       EXPECT_EQ(rounded_up(std::nextafter(p, 3.4e38f)).value(), 2 * p);
-    }
-    if (k > -126) {
-      EXPECT_EQ(rounded_up(std::nextafter(p, 0.0f)).value(), p);
     }
   }
   EXPECT_EQ(rounded_up(1e-40f).value(), 0x1p-126f);
   EXPECT_EQ(rounded_up(3e38f).status().message(),
             "scale: expected a row scale of at most 2^127, got 3.00000001e+38 times 1");
-  for (const float no :
-       {0.0f, -1.0f, -2.0f, 3.0f, 0x1p-127f, std::numeric_limits<float>::infinity(),
-        std::numeric_limits<float>::quiet_NaN()})
+  for (const float no : {0.0f, -1.0f, -2.0f, 3.0f, 0x1p-127f, kInf, kNan})
     EXPECT_FALSE(is_power_of_two(no)) << no;
 }
 

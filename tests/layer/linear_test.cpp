@@ -26,34 +26,31 @@
 namespace nvfp4_moe::internal {
 namespace {
 
+// Bytes of random codes, and of block scales between 0.5 and 3.75.
+std::vector<uint8_t> random_bytes(int64_t count, bool scales) {
+  Random random(static_cast<uint64_t>(count));
+  std::vector<uint8_t> bytes(static_cast<size_t>(count));
+  for (uint8_t& byte : bytes)
+    byte = static_cast<uint8_t>(scales ? 0x30 + random.below(0x18) : random.below(256));
+  return bytes;
+}
+
 struct Linear {
   LinearWeights weights;
   std::vector<uint8_t> codes, block_scales;
 
   Linear(const Backend& backend, int64_t rows, int64_t cols, ActivationFormat format,
-         ActivationScale scale) {
-    Random random(static_cast<uint64_t>(rows * 1000 + cols));
-    std::vector<float> values(static_cast<size_t>(rows * cols));
-    for (float& value : values) value = static_cast<float>(random.normal());
-    codes.resize(values.size() / 2);
-    block_scales.resize(values.size() / 16);
-    const float tensor_scale = 5.3f / 2688;
-    QuantizeCounts counts;
-    EXPECT_OK(quantize_weights(values, rows, cols, tensor_scale, ScaleSearch::kMax, codes.data(),
-                               block_scales.data(), counts));
-    pack(backend, rows, cols, tensor_scale, format, scale);
-  }
+         ActivationScale scale)
+      : Linear(backend, rows, cols, format, scale, random_bytes(rows * cols / 2, false),
+               random_bytes(rows * cols / 16, true), 5.3f / 2688) {}
   // Uses these codes and block scales.
   Linear(const Backend& backend, int64_t rows, int64_t cols, ActivationFormat format,
-         std::vector<uint8_t> codes_, std::vector<uint8_t> block_scales_)
+         ActivationScale scale, std::vector<uint8_t> codes_, std::vector<uint8_t> block_scales_,
+         float tensor_scale)
       : codes(std::move(codes_)), block_scales(std::move(block_scales_)) {
-    pack(backend, rows, cols, 1.0f, format, ActivationScale::kDynamicToken);
-  }
-
-  void pack(const Backend& backend, int64_t rows, int64_t cols, float tensor_scale,
-            ActivationFormat format, ActivationScale scale) {
     weights.rows = rows;
     weights.cols = cols;
+    weights.tensor_scale = tensor_scale;
     weights.activation_format = format;
     weights.activation_scale = scale;
     if (scale == ActivationScale::kStatic) weights.input_scale = 0x1p-8f;
@@ -61,8 +58,11 @@ struct Linear {
     auto bytes = backend.allocate(backend.linear_bytes(rows, cols), 0, "packed weights");
     EXPECT_OK(bytes);
     weights.bytes = std::move(*bytes);
-    EXPECT_OK(backend.linear_pack(weights, Nvfp4View::contiguous(codes.data(), block_scales.data(),
-                                                                 tensor_scale, rows, cols)));
+    EXPECT_OK(backend.linear_pack(weights, view()));
+  }
+  Nvfp4View view() const {
+    return Nvfp4View::contiguous(codes.data(), block_scales.data(), weights.tensor_scale,
+                                 weights.rows, weights.cols);
   }
 
   std::vector<uint8_t> run(const Backend& backend, const std::vector<uint8_t>& x, DType dtype,
@@ -124,6 +124,24 @@ std::vector<uint8_t> make_x(int64_t tokens, int64_t cols, DType dtype, bool with
   return x;
 }
 
+// One token, quantized by the contract.
+test::OracleRow quantized(const std::vector<double>& x, const LinearWeights& weights) {
+  switch (weights.activation_format) {
+    case ActivationFormat::kNvfp4:
+      return test::oracle_quantize(x, weights.input_scale,
+                                   weights.activation_scale == ActivationScale::kCompat);
+    case ActivationFormat::kInt8Block: return test::oracle_quantize_int8(x);
+    case ActivationFormat::kFp8: return test::oracle_quantize_fp8(x, weights.input_scale);
+    case ActivationFormat::kBf16: break;
+  }
+  test::OracleRow row;
+  for (const double value : x) {
+    row.nonfinite = row.nonfinite || !std::isfinite(value);
+    row.values.push_back(static_cast<double>(test::oracle_round(value, DType::kBf16)));
+  }
+  return row;
+}
+
 class LinearOfBackend : public test::BackendTest {
  protected:
   // Queried with the smallest layer of the same activations.
@@ -132,86 +150,63 @@ class LinearOfBackend : public test::BackendTest {
     smallest.activation_format = format;
     return test::declines(backend(), *MoeConfig::make(smallest));
   }
+
+  // Every output within the contract's bound around its exact value.
+  void expect_exact(const Linear& linear, const std::vector<uint8_t>& x, DType dtype,
+                    int64_t tokens) const {
+    const LinearWeights& weights = linear.weights;
+    const int64_t rows = weights.rows, cols = weights.cols;
+    const bool fp8 = weights.activation_format == ActivationFormat::kFp8;
+    static const auto threads = make_thread_pool(3);
+    const std::vector<float> out =
+        test::to_floats(linear.run(backend(), x, dtype, tokens, dtype, *threads), dtype);
+    const std::vector<float> values = test::to_floats(x, dtype);
+    const test::OracleFp8Weights rounded = test::oracle_fp8_weights(linear.view());
+    const std::vector<double> w =
+        fp8 ? rounded.values
+            : test::oracle_decode(linear.codes.data(), linear.block_scales.data(), rows, cols);
+    const double weight_scale = std::ldexp(double{weights.tensor_scale}, fp8 ? rounded.shift : 0);
+    if (fp8) {
+      EXPECT_EQ(weights.fp8, (Fp8Weights{rounded.shift, rounded.inexact}));
+    }
+    const auto bound_of =
+        fp8 && test::has_fp8_tensor_cores(backend()) ? fp8_tensor_core_bound : gemm_bound;
+    for (int64_t t = 0; t < tokens; ++t) {
+      const test::OracleRow row =
+          quantized({values.begin() + t * cols, values.begin() + (t + 1) * cols}, weights);
+      for (int64_t n = 0; n < rows; ++n) {
+        const double actual = out[static_cast<size_t>(t * rows + n)];
+        double exact = 0, sum_abs = 0;
+        for (int64_t k = 0; k < cols && !row.nonfinite; ++k) {
+          const double p = row.values[static_cast<size_t>(k)] * row.scale * weight_scale *
+                           w[static_cast<size_t>(n * cols + k)];
+          exact += p;
+          sum_abs += std::fabs(p);
+        }
+        const double bound = bound_of(cols, 1, sum_abs, test::oracle_half_ulp(exact, dtype));
+        ASSERT_TRUE(row.nonfinite ? std::isnan(actual) : std::fabs(actual - exact) <= bound)
+            << "token " << t << " output " << n << ": expected " << exact << ", got " << actual;
+      }
+    }
+  }
 };
 
 TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
   const struct {
     int64_t rows, cols, tokens;
   } shapes[] = {{48, 80, 1}, {80, 208, 5}, {33, 64, 17}, {96, 128, 34}};
-  for (const ActivationFormat format : test::kActivationFormats) {
-    const bool fp8 = format == ActivationFormat::kFp8;
-    if (declined(format)) continue;
-    for (ActivationScale scale :
+  for (const ActivationFormat format : test::kActivationFormats)
+    for (const ActivationScale scale :
          {ActivationScale::kDynamicToken, ActivationScale::kStatic, ActivationScale::kCompat}) {
-      if (format == ActivationFormat::kInt8Block && scale != ActivationScale::kDynamicToken)
-        continue;                                              // not legal
-      if (fp8 && scale == ActivationScale::kCompat) continue;  // not legal either
-      for (DType dtype : {DType::kBf16, DType::kF16, DType::kF32}) {
-        for (const auto& shape : shapes) {
+      if (declined(format) || !check_scale_option(format, scale).ok()) continue;
+      for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32})
+        for (const auto& [rows, cols, tokens] : shapes) {
           SCOPED_TRACE(std::string(to_string(format)) + " " + to_string(scale) + " " +
-                       to_string(dtype) + " " + std::to_string(shape.rows) + "x" +
-                       std::to_string(shape.cols));
-          const Linear linear(backend(), shape.rows, shape.cols, format, scale);
-          const std::vector<uint8_t> x = make_x(shape.tokens, shape.cols, dtype, shape.tokens > 2);
-          const std::vector<float> out = test::to_floats(
-              linear.run(backend(), x, dtype, shape.tokens, dtype, serial_executor()), dtype);
-          const std::vector<float> values = test::to_floats(x, dtype);
-          const test::OracleFp8Weights rounded = test::oracle_fp8_weights(
-              Nvfp4View::contiguous(linear.codes.data(), linear.block_scales.data(),
-                                    linear.weights.tensor_scale, shape.rows, shape.cols));
-          const std::vector<double> w =
-              fp8 ? rounded.values
-                  : test::oracle_decode(linear.codes.data(), linear.block_scales.data(), shape.rows,
-                                        shape.cols);
-          const double weight_scale =
-              std::ldexp(double{linear.weights.tensor_scale}, fp8 ? rounded.shift : 0);
-          if (fp8) {
-            EXPECT_EQ(linear.weights.fp8.shift, rounded.shift);
-            EXPECT_EQ(linear.weights.fp8.inexact, rounded.inexact);
-          }
-          for (int64_t t = 0; t < shape.tokens; ++t) {
-            const std::vector<double> line(values.begin() + t * shape.cols,
-                                           values.begin() + (t + 1) * shape.cols);
-            test::OracleRow quantized;
-            if (format == ActivationFormat::kNvfp4) {
-              quantized = test::oracle_quantize(line, linear.weights.input_scale,
-                                                scale == ActivationScale::kCompat);
-            } else if (format == ActivationFormat::kInt8Block) {
-              quantized = test::oracle_quantize_int8(line);
-            } else if (fp8) {
-              quantized = test::oracle_quantize_fp8(line, linear.weights.input_scale);
-            } else {
-              for (double value : line) {
-                quantized.nonfinite = quantized.nonfinite || !std::isfinite(value);
-                quantized.values.push_back(
-                    static_cast<double>(test::oracle_round(value, DType::kBf16)));
-              }
-            }
-            for (int64_t n = 0; n < shape.rows; ++n) {
-              const double actual = out[static_cast<size_t>(t * shape.rows + n)];
-              if (quantized.nonfinite) {
-                ASSERT_TRUE(std::isnan(actual)) << "token " << t;
-                continue;
-              }
-              double value = 0, sum_abs = 0;
-              for (int64_t k = 0; k < shape.cols; ++k) {
-                const double p = quantized.values[static_cast<size_t>(k)] * quantized.scale *
-                                 weight_scale * w[static_cast<size_t>(n * shape.cols + k)];
-                value += p;
-                sum_abs += std::fabs(p);
-              }
-              const double half_ulp = test::oracle_half_ulp(value, dtype);
-              const bool fp8_tensor_cores =
-                  test::has_fp8_tensor_cores(backend()) && format == ActivationFormat::kFp8;
-              const auto bound_of = fp8_tensor_cores ? fp8_tensor_core_bound : gemm_bound;
-              ASSERT_NEAR(actual, value, bound_of(shape.cols, 1, sum_abs, half_ulp))
-                  << "token " << t << " output " << n;
-            }
-          }
+                       to_string(dtype) + " " + std::to_string(rows) + "x" + std::to_string(cols));
+          const Linear linear(backend(), rows, cols, format, scale);
+          expect_exact(linear, make_x(tokens, cols, dtype, tokens > 2), dtype, tokens);
         }
-      }
     }
-  }
 }
 
 // One row of x for each k shows the weights themselves, in fp32: every code under every block scale
@@ -240,10 +235,10 @@ TEST_P(LinearOfBackend, EveryFp8Weight) {
       scales.push_back(static_cast<uint8_t>(r));
       scales.push_back(static_cast<uint8_t>(largest));
     }
-    const Linear linear(backend(), rows, kCols, ActivationFormat::kFp8, codes, scales);
+    const Linear linear(backend(), rows, kCols, ActivationFormat::kFp8,
+                        ActivationScale::kDynamicToken, codes, scales, 1.0f);
     ASSERT_EQ(linear.weights.fp8.shift, shift);
-    const test::OracleFp8Weights expected = test::oracle_fp8_weights(
-        Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, rows, kCols));
+    const test::OracleFp8Weights expected = test::oracle_fp8_weights(linear.view());
     const std::vector<float> out = test::to_floats(
         linear.run(backend(), x, DType::kF32, kCols, DType::kF32, serial_executor()), DType::kF32);
     for (int64_t k = 0; k < kCols; ++k)
@@ -253,17 +248,6 @@ TEST_P(LinearOfBackend, EveryFp8Weight) {
             << "shift " << shift << " scale " << r << " code " << k % 16;
   }
   EXPECT_GT(compared, 16 * 32 * 19);
-}
-
-TEST_P(LinearOfBackend, ThreadsDoNotShow) {
-  const Linear linear(backend(), 208, 128, ActivationFormat::kNvfp4,
-                      ActivationScale::kDynamicToken);
-  const std::vector<uint8_t> x = make_x(40, 128, DType::kBf16, true);
-  const auto pool = make_thread_pool(5);
-  EXPECT_EQ(test::difference(
-                linear.run(backend(), x, DType::kBf16, 40, DType::kF32, serial_executor()),
-                linear.run(backend(), x, DType::kBf16, 40, DType::kF32, *pool), DType::kF32, 208),
-            "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, LinearOfBackend, ::testing::ValuesIn(test::step_backends()),

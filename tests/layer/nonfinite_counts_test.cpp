@@ -23,6 +23,12 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity(),
                 kQuietNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kBad[] = {kQuietNan, kInfinity, -kInfinity, -kQuietNan};
+constexpr DType kDTypes[] = {DType::kBf16, DType::kF16, DType::kF32};
+
+template <class T, size_t kCount>
+T one_of(Random& random, const T (&values)[kCount]) {
+  return values[static_cast<size_t>(random.below(kCount))];
+}
 
 // This rank has experts 8 to 23 of 32.
 Case spec_of(RouterWeight mode, int64_t top_k, int64_t tokens, DType out) {
@@ -117,88 +123,6 @@ TEST_P(NonfiniteCounts, EveryPlaceCountsOnce) {
     }
 }
 
-// Finite inputs: the values of an fp32 run that are beyond fp16 overflow in fp16, and nothing else
-// counts.
-TEST_P(NonfiniteCounts, OverflowOfFp16IsCounted) {
-  for (const int64_t tokens : {1, 70}) {
-    Case spec = spec_of(RouterWeight::kAfterDown, 2, tokens, DType::kF32);
-    spec.options.row_format = RowFormat::kFp32;
-    auto data = make_case(spec);
-    ASSERT_OK(data);
-    for (int64_t t = 0; t < tokens; ++t)
-      data->set_id(t, 0, 8 + t % 16), weight(*data, t, 0) = 60000.0f;
-    test::CaseRun layer(backend(), *data);
-    ASSERT_TRUE(layer.ok());
-    const Output wide = expect_counts(layer, *data);
-    EXPECT_EQ(wide.status.nonfinite_outputs, 0u);
-    uint64_t beyond = 0;
-    for (const float value : test::to_floats(wide.bytes, DType::kF32))
-      beyond += std::fabs(value) >= 65520.0f;
-    EXPECT_GT(beyond, 0u);
-    EXPECT_LT(beyond, wide.bytes.size() / 4);
-    data->spec.out_dtype = DType::kF16;
-    for (const int64_t elements : {0, 1}) {
-      const Output narrow = expect_counts(layer, *data, elements);
-      EXPECT_EQ(narrow.status.nonfinite_outputs, beyond);
-      EXPECT_EQ(narrow.status.nonfinite_tokens + narrow.status.nonfinite_weights +
-                    narrow.status.nonfinite_rows,
-                0u);
-    }
-  }
-}
-
-// One channel of each token is between bf16's largest number and fp32's: finite as fp32, and Inf as
-// bf16 stores it.
-TEST_P(NonfiniteCounts, OutputsCountAsTheyAreStored) {
-  Case spec = spec_of(RouterWeight::kAfterDown, 1, 5, DType::kF32);
-  spec.options.row_format = RowFormat::kFp32;
-  auto data = make_case(spec);
-  ASSERT_OK(data);
-  for (int64_t t = 0; t < spec.tokens; ++t) data->set_id(t, 0, 8 + t), weight(*data, t, 0) = 1.0f;
-  test::CaseRun layer(backend(), *data);
-  ASSERT_TRUE(layer.ok());
-  const std::vector<float> rows = test::to_floats(run(layer, *data).bytes, DType::kF32);
-  for (int64_t t = 0; t < spec.tokens; ++t) {
-    float largest = 0;
-    for (int64_t c = 0; c < 80; ++c)
-      largest = std::max(largest, std::fabs(rows[static_cast<size_t>(t * 80 + c)]));
-    weight(*data, t, 0) = 3.4e38f / largest;
-  }
-  ASSERT_EQ(nonfinite_weights(*data), 0u);
-  EXPECT_EQ(expect_counts(layer, *data).status.nonfinite_outputs, 0u);
-  data->spec.out_dtype = DType::kBf16;
-  for (const int64_t elements : {0, 1, 3})
-    EXPECT_EQ(expect_counts(layer, *data, elements).status.nonfinite_outputs, 5u) << elements;
-  // With larger weights the sum itself overflows, for every type of out.
-  for (float& value : data->topk_weights)
-    value = std::min(value * 2, std::numeric_limits<float>::max());
-  for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
-    data->spec.out_dtype = dtype;
-    EXPECT_GE(expect_counts(layer, *data).status.nonfinite_outputs, 5u) << to_string(dtype);
-  }
-}
-
-TEST_P(NonfiniteCounts, ANanTokenGivesAllItsOutputs) {
-  for (const ActivationFormat format : test::kActivationFormats)
-    for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
-      SCOPED_TRACE(std::string(to_string(format)) + " " + to_string(dtype));
-      Case spec = spec_of(RouterWeight::kAfterDown, 2, 40, dtype);
-      spec.options.activation_format = format;
-      spec.data = DataKind::kNan;
-      const auto data = make_case(spec);
-      ASSERT_OK(data);
-      if (test::declines(backend(), data->config)) continue;
-      test::CaseRun layer(backend(), *data);
-      ASSERT_TRUE(layer.ok());
-      for (const int64_t elements : {0, 1}) {
-        const Output output = expect_counts(layer, *data, elements);
-        EXPECT_GT(output.status.nonfinite_tokens, 5u);
-        EXPECT_EQ(output.status.nonfinite_outputs, 80 * output.status.nonfinite_tokens);
-        EXPECT_EQ(output.status.nonfinite_weights, 0u);
-      }
-    }
-}
-
 // Non-finite numbers anywhere, under every router_weight, in batches of one to thousands. Ids of
 // other ranks, -1 and ids of no expert have no row here, and their weights do not count. The next
 // run with clean inputs counts nothing, and neither does a run of no tokens.
@@ -206,24 +130,18 @@ TEST_P(NonfiniteCounts, RandomPlaces) {
   Random random(20);
   uint64_t all_weights = 0, all_outputs = 0;
   for (int round = 0; round < 60; ++round) {
-    const RouterWeight mode =
-        std::vector{RouterWeight::kAfterDown, RouterWeight::kBeforeDown,
-                    RouterWeight::kOnInput}[static_cast<size_t>(random.below(3))];
-    const int64_t tokens =
-        round == 0
-            ? 2100
-            : std::vector<int64_t>{1, 2, 17, 64, 65, 150}[static_cast<size_t>(random.below(6))];
-    const bool one = mode == RouterWeight::kOnInput || round == 0;
-    const int64_t top_k =
-        one ? 1 : std::vector<int64_t>{1, 2, 5, 12}[static_cast<size_t>(random.below(4))];
-    const DType dtypes[] = {DType::kBf16, DType::kF16, DType::kF32};
-    Case spec = spec_of(mode, top_k, tokens, dtypes[static_cast<size_t>(random.below(3))]);
-    spec.options.activation_format =
-        random.below(2) == 0 ? ActivationFormat::kNvfp4 : ActivationFormat::kBf16;
+    constexpr RouterWeight kModes[] = {RouterWeight::kAfterDown, RouterWeight::kBeforeDown,
+                                       RouterWeight::kOnInput};
+    constexpr int64_t kTokens[] = {1, 2, 17, 64, 65, 150}, kTopK[] = {1, 2, 5, 12};
+    const RouterWeight mode = one_of(random, kModes);
+    const int64_t tokens = round == 0 ? 2100 : one_of(random, kTokens);
+    const int64_t top_k = mode == RouterWeight::kOnInput || round == 0 ? 1 : one_of(random, kTopK);
+    Case spec = spec_of(mode, top_k, tokens, one_of(random, kDTypes));
+    spec.options.activation_format = one_of(random, test::kActivationFormats);
     spec.options.row_format = random.below(2) == 0 ? RowFormat::kFp32 : RowFormat::kBf16;
     if (random.below(2) == 0) spec.options.shared_intermediate_size = 32;
     spec.shared_weights = spec.options.shared_intermediate_size > 0 && random.below(2) == 0;
-    spec.hidden_dtype = dtypes[static_cast<size_t>(random.below(3))];
+    spec.hidden_dtype = one_of(random, kDTypes);
     spec.routing = random.below(2) == 0 ? Routing::kBadIds : Routing::kPartlyNone;
     spec.data = random.below(4) == 0 ? DataKind::kNan : DataKind::kNormal;
     spec.seed = static_cast<uint64_t>(round) + 1;
@@ -232,12 +150,14 @@ TEST_P(NonfiniteCounts, RandomPlaces) {
                  to_string(spec.out_dtype));
     const auto made = make_case(spec);
     ASSERT_OK(made);
+    if (test::declines(backend(), made->config)) continue;
     CaseData data = *made;
     const int64_t every = 1 + random.below(40);
-    for (float& value : data.topk_weights)
-      if (random.below(every) == 0) value = kBad[static_cast<size_t>(random.below(4))];
-    for (float& value : data.shared_weights)
-      if (random.below(every) == 0) value = kBad[static_cast<size_t>(random.below(4))];
+    if (random.below(3) == 0)  // finite sums that become Inf as fp16 stores them
+      for (float& value : data.topk_weights) value *= 60000.0f;
+    for (std::vector<float>* weights : {&data.topk_weights, &data.shared_weights})
+      for (float& value : *weights)
+        if (random.below(every) == 0) value = one_of(random, kBad);
     test::CaseRun layer(backend(), data), reference(kReferenceBackend, data);
     ASSERT_TRUE(layer.ok() && reference.ok());
     const RunStatus counts = expect_counts(layer, data, random.below(2)).status;
@@ -249,26 +169,63 @@ TEST_P(NonfiniteCounts, RandomPlaces) {
     all_weights += counts.nonfinite_weights;
     all_outputs += counts.nonfinite_outputs;
 
-    Case clean_spec = spec;
-    clean_spec.data = DataKind::kNormal;
-    const auto clean = make_case(clean_spec);
-    ASSERT_OK(clean);
-    const RunStatus after = expect_counts(layer, *clean).status;
-    EXPECT_EQ(after.nonfinite_weights + after.nonfinite_outputs, 0u);
-    layer.poison();  // the counts with it
-    Case none_spec = spec;
-    none_spec.tokens = 0;
-    const auto none = make_case(none_spec);
-    ASSERT_OK(none);
-    const RunStatus empty = expect_counts(layer, *none).status;
-    EXPECT_EQ(empty.nonfinite_weights + empty.nonfinite_outputs, 0u);
+    for (const bool empty : {false, true}) {
+      Case clean = spec;
+      clean.data = DataKind::kNormal;
+      if (empty) clean.tokens = 0;
+      if (empty) layer.poison();  // the counts with it
+      const RunStatus after = expect_counts(layer, *make_case(clean)).status;
+      EXPECT_EQ(after.nonfinite_weights + after.nonfinite_outputs, 0u);
+    }
     if (HasFailure()) return;
   }
   EXPECT_GT(all_weights, 100u);
   EXPECT_GT(all_outputs, 1000u);
 }
 
+// A product of hidden and its weight that is not finite makes its token nonfinite, as hidden does.
+// A weight that is never multiplied is ignored.
+class OnInput : public NonfiniteCounts {};
+
+TEST_P(OnInput, AWeightThatIsNotFiniteSpoilsItsToken) {
+  for (const ActivationFormat format : test::kActivationFormats)
+    for (const DType dtype : kDTypes)
+      for (const int64_t shared_size : {0, 96}) {
+        SCOPED_TRACE(std::string(to_string(format)) + " " + to_string(dtype));
+        Case spec = spec_of(RouterWeight::kOnInput, 1, 40, DType::kBf16);
+        spec.options.activation_format = format;
+        spec.options.shared_intermediate_size = shared_size;
+        spec.hidden_dtype = dtype;
+        spec.routing = Routing::kPartlyNone;
+        const auto data = make_case(spec);
+        ASSERT_OK(data);
+        if (test::declines(backend(), data->config)) continue;
+        test::CaseRun layer(backend(), *data);
+        ASSERT_TRUE(layer.ok());
+        const std::vector<float> clean = test::to_floats(run(layer, *data).bytes, DType::kBf16);
+
+        CaseData spoilt = *data;
+        std::vector<bool> nan(static_cast<size_t>(spec.tokens));
+        for (int64_t t = 0; t < spec.tokens; t += 2) {
+          weight(spoilt, t, 0) = kBad[t / 2 % 4];
+          nan[static_cast<size_t>(t)] = spec.range.local(data->id(t, 0)).has_value();
+        }
+        // NaN in hidden too: the token counts once, or if only the shared expert reads it.
+        std::memset(spoilt.hidden.data(), 0xFF, static_cast<size_t>(bits(dtype)) / 8);
+        if (shared_size > 0) nan[0] = true;
+        const Output out = run(layer, spoilt);
+        const std::vector<float> values = test::to_floats(out.bytes, DType::kBf16);
+        EXPECT_EQ(out.status.nonfinite_tokens,
+                  static_cast<uint64_t>(std::count(nan.begin(), nan.end(), true)));
+        EXPECT_GT(out.status.nonfinite_tokens, 0u);
+        for (size_t i = 0; i < values.size(); ++i)
+          ASSERT_TRUE(nan[i / 80] ? std::isnan(values[i]) : values[i] == clean[i]) << i;
+      }
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, NonfiniteCounts, ::testing::ValuesIn(test::step_backends()),
+                         test::hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, OnInput, ::testing::ValuesIn(test::step_backends()),
                          test::hardware_test_name<Backend>);
 
 }  // namespace

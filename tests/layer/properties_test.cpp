@@ -1,20 +1,18 @@
-// Properties that hold for every host backend with any kernels, without knowledge of the right
-// numbers.
+// Properties that hold for every backend with any kernels, without knowledge of the right numbers.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "backend/layer_steps.h"
 #include "cases/cases.h"
 #include "core/executor.h"
-#include "judge/judge.h"
 #include "support/backends.h"
 #include "support/case_run.h"
 #include "support/support.h"
@@ -70,13 +68,6 @@ std::vector<int64_t> range_of(int64_t first, int64_t count) {
   std::iota(order.begin(), order.end(), first);
   return order;
 }
-std::vector<int64_t> shuffled(int64_t count, uint64_t seed) {
-  std::vector<int64_t> order = range_of(0, count);
-  Random random(seed);
-  for (int64_t i = count - 1; i > 0; --i)
-    std::swap(order[static_cast<size_t>(i)], order[static_cast<size_t>(random.below(i + 1))]);
-  return order;
-}
 
 class Properties : public test::BackendTest {
  protected:
@@ -109,74 +100,18 @@ class Properties : public test::BackendTest {
   }
 };
 
+// A third of the tokens in another order, then the others: each token keeps its bits in every
+// batch.
 TEST_P(Properties, TokenPermutationPermutesTheOutput) {
   for_cases([&](const CaseData& data) {
-    const std::vector<int64_t> order = shuffled(data.spec.tokens, 5);
-    EXPECT_EQ(same(data, select_rows(run(data), data.spec.tokens, order),
-                   run(select_tokens(data, order))),
-              "");
-  });
-}
-
-TEST_P(Properties, SplitBatchIsTheWhole) {
-  for_cases([&](const CaseData& data) {
-    const int64_t half = data.spec.tokens / 3;
-    std::vector<uint8_t> parts = run(select_tokens(data, range_of(0, half)));
-    const std::vector<uint8_t> rest =
-        run(select_tokens(data, range_of(half, data.spec.tokens - half)));
-    parts.insert(parts.end(), rest.begin(), rest.end());
-    EXPECT_EQ(same(data, run(data), parts), "");
-  });
-}
-
-TEST_P(Properties, ExpertRelabellingChangesNothing) {
-  for_cases([&](const CaseData& data) {
-    const int64_t experts = data.spec.options.num_experts;
-    if (data.spec.range.count != experts) return;
-    const std::vector<int64_t> label = shuffled(experts, 11);
-    CaseData relabelled = data;
-    for (int64_t e = 0; e < experts; ++e) {
-      const auto to = static_cast<size_t>(label[static_cast<size_t>(e)]),
-                 from = static_cast<size_t>(e);
-      relabelled.experts[to] = data.experts[from];
-      relabelled.tensor_scales[to] = data.tensor_scales[from];
-    }
-    for (int64_t t = 0; t < data.spec.tokens; ++t)
-      for (int64_t k = 0; k < data.spec.options.top_k; ++k)
-        if (const int64_t id = data.id(t, k); id >= 0 && id < experts)
-          relabelled.set_id(t, k, label[static_cast<size_t>(id)]);
-    EXPECT_EQ(same(data, run(data), run(relabelled)), "");
-  });
-}
-
-TEST_P(Properties, ChoiceOfWeightZeroIsNoChoice) {
-  for_cases([&](const CaseData& data) {
-    if (data.spec.data == DataKind::kNan || data.spec.data == DataKind::kHuge)
-      return;  // 0 * NaN is NaN
-    CaseData zero = data, none = data;
-    for (int64_t t = 0; t < data.spec.tokens; t += 2) {
-      const int64_t k = t / 2 % data.spec.options.top_k;
-      zero.topk_weights[static_cast<size_t>(t * data.spec.options.top_k + k)] = 0;
-      none.set_id(t, k, -1);
-    }
-    EXPECT_EQ(same(data, run(none), run(zero)), "");
-  });
-}
-
-TEST_P(Properties, DownTensorScaleTimesAPowerOfTwoScalesTheOutput) {
-  for_cases([&](const CaseData& data) {
-    // fp16 and huge values leave the range of normal numbers, in which the scaling is exact.
-    if (data.spec.out_dtype == DType::kF16 || data.spec.data == DataKind::kHuge) return;
-    CaseData scaled = data;
-    for (TensorScales& scales : scaled.tensor_scales) scales.down *= 8;
-    for (ExpertBuffers& expert : scaled.experts)
-      for (float& bias : expert.down_bias) bias *= 8;
-    std::vector<float> expected = test::to_floats(run(data), data.spec.out_dtype);
-    for (float& value : expected) value *= 8;
-    const std::vector<float> actual = test::to_floats(run(scaled), data.spec.out_dtype);
-    for (size_t i = 0; i < expected.size(); ++i)
-      ASSERT_TRUE(expected[i] == actual[i] || (std::isnan(expected[i]) && std::isnan(actual[i])))
-          << i;
+    const int64_t tokens = data.spec.tokens;
+    std::vector<int64_t> order = range_of(0, tokens);
+    std::shuffle(order.begin(), order.end(), std::mt19937(5));
+    const auto third = order.begin() + tokens / 3;
+    const std::vector<uint8_t> all = run(data);
+    for (const std::vector<int64_t>& part :
+         {order, std::vector(order.begin(), third), std::vector(third, order.end())})
+      EXPECT_EQ(same(data, select_rows(all, tokens, part), run(select_tokens(data, part))), "");
   });
 }
 
@@ -192,9 +127,7 @@ TEST_P(Properties, NanTokenSpoilsOnlyItsRow) {
                 0xFF, width);
     bool has_row = data.spec.options.shared_intermediate_size > 0;
     for (int64_t k = 0; k < data.spec.options.top_k; ++k)
-      has_row = has_row ||
-                (data.id(victim, k) >= 0 && data.id(victim, k) < data.spec.options.num_experts &&
-                 data.spec.range.local(data.id(victim, k)).has_value());
+      has_row = has_row || data.spec.range.local(data.id(victim, k)).has_value();
     const std::vector<uint8_t> clean = run(data);
     CaseRun host(backend(), spoilt);
     const std::vector<uint8_t> out = host.run(spoilt);
@@ -270,61 +203,6 @@ TEST_P(Properties, ZeroTokensAreANoOp) {
   EXPECT_EQ(host.broken_guard(), -1);
   EXPECT_EQ(host.buffers().status->hidden_blocks, 0u);
   EXPECT_EQ(host.buffers().routed.row_offsets[spec.range.count], 0);
-}
-
-// Ranks' outputs added in fp32 equal the whole within the roundings of one more fp32 sum.
-TEST_P(Properties, ExpertParallelSumsToTheWhole) {
-  for_cases([&](const CaseData& whole_case) {
-    Case spec = whole_case.spec;
-    if (spec.range.count != spec.options.num_experts || spec.options.shared_intermediate_size > 0)
-      return;
-    if (spec.data == DataKind::kHuge) return;
-    spec.out_dtype = DType::kF32;
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
-    CaseRun host(backend(), *data);
-    const std::vector<float> whole = test::to_floats(host.run(*data), DType::kF32);
-    const int64_t hidden = spec.options.hidden_size, top_k = spec.options.top_k, ranks = 4;
-    std::vector<float> sum(whole.size(), 0.0f);
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      Case part = spec;
-      part.range = {rank * spec.options.num_experts / ranks, spec.options.num_experts / ranks};
-      part.routing = Routing::kUniform;  // ids are copied below; one_expert would follow the range
-      auto local = make_case(part);
-      ASSERT_OK(local);
-      local->topk_ids = data->topk_ids;
-      const std::vector<float> out = test::to_floats(run(*local), DType::kF32);
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += out[i];
-    }
-    const bool bf16_rows = spec.options.row_format == RowFormat::kBf16;
-    const bool weigh = spec.options.router_weight == RouterWeight::kAfterDown;
-    for (size_t i = 0; i < sum.size(); ++i) {
-      if (std::isnan(whole[i])) {
-        ASSERT_TRUE(std::isnan(sum[i])) << i;
-        continue;
-      }
-      double sum_abs = 0;
-      const auto token = static_cast<int64_t>(i) / hidden,
-                 channel = static_cast<int64_t>(i) % hidden;
-      for (int64_t k = 0; k < top_k; ++k) {
-        const int64_t row = host.buffers().row_of_assignment[token * top_k + k];
-        if (row < 0) continue;
-        const int64_t at = row * hidden + channel;
-        const float value =
-            bf16_rows
-                ? std::bit_cast<float>(
-                      uint32_t{static_cast<const uint16_t*>(host.buffers().routed.rows_out)[at]}
-                      << 16)
-                : static_cast<const float*>(host.buffers().routed.rows_out)[at];
-        sum_abs += std::fabs(
-            value * (weigh ? data->topk_weights[static_cast<size_t>(token * top_k + k)] : 1.0f));
-      }
-      // Each of the sums rounds at most top_k + ranks times, each time by 2^-24 of at most sum|p|.
-      ASSERT_LE(std::fabs(double{whole[i]} - sum[i]),
-                static_cast<double>(2 * top_k + ranks) * 0x1p-24 * sum_abs)
-          << i;
-    }
-  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Properties, ::testing::ValuesIn(test::step_backends()),

@@ -25,7 +25,6 @@ class Vectors {
  public:
   Vectors()
       : file_(SafetensorsFile::open(NVFP4_MOE_SOURCE_DIR "/tests/vectors/layers.safetensors")) {}
-  bool ok() const { return file_.ok(); }
   const Status& status() const { return file_.status(); }
 
   std::vector<uint8_t> bytes(const std::string& name) const {
@@ -127,7 +126,7 @@ class LayerVectors : public test::BackendTest {};
 
 TEST_P(LayerVectors, AgreeWithTorch) {
   const Vectors vectors;
-  ASSERT_TRUE(vectors.ok()) << vectors.status().message();
+  ASSERT_OK(vectors.status());
   for (const Layer& layer : kLayers) {
     SCOPED_TRACE(layer.name);
     const CaseData data = vectors.data(layer.options());

@@ -1,6 +1,7 @@
 #include "memory/failing_memory.h"
 
 #include <dlfcn.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -17,6 +18,7 @@ std::atomic<bool> counting{false};
 std::atomic<int64_t> asked{0};
 std::atomic<int64_t> refused{0};
 std::atomic<int64_t> live{0};
+std::atomic<int64_t> bytes{0}, peak{0};
 int64_t fail_at = 0;
 bool fail_all = false;
 
@@ -45,6 +47,8 @@ MemoryRequests stop_failing() {
 }
 
 int64_t live_blocks() { return live; }
+int64_t start_peak() { return peak = bytes.load(); }
+int64_t peak_bytes() { return peak; }
 
 }  // namespace nvfp4_moe::internal::test
 
@@ -66,8 +70,14 @@ void* __libc_realloc(void*, size_t);
 void* __libc_memalign(size_t, size_t);
 void __libc_free(void*);
 
+static int64_t size_of(void* memory) { return static_cast<int64_t>(malloc_usable_size(memory)); }
 static void* given(void* memory) {
-  if (memory != nullptr) live.fetch_add(1, std::memory_order_relaxed);
+  if (memory == nullptr) return memory;
+  live.fetch_add(1, std::memory_order_relaxed);
+  const int64_t now = bytes.fetch_add(size_of(memory)) + size_of(memory);
+  int64_t most = peak;
+  while (now > most && !peak.compare_exchange_weak(most, now)) {
+  }
   return memory;
 }
 static void* none() {
@@ -92,13 +102,17 @@ int posix_memalign(void** out, size_t alignment, size_t size) {
 void* realloc(void* memory, size_t size) {
   if (refuse()) return none();
   if (memory == nullptr) return given(__libc_realloc(memory, size));
+  const int64_t before = size_of(memory);
   void* moved = __libc_realloc(memory, size);
-  if (moved == nullptr && size == 0) live.fetch_sub(1, std::memory_order_relaxed);
-  return moved;
+  if (moved == nullptr && size != 0) return moved;  // the block stays
+  live.fetch_sub(1, std::memory_order_relaxed);
+  bytes.fetch_sub(before);
+  return given(moved);
 }
 void free(void* memory) {
   if (memory == nullptr) return;
   live.fetch_sub(1, std::memory_order_relaxed);
+  bytes.fetch_sub(size_of(memory));
   __libc_free(memory);
 }
 

@@ -31,5 +31,8 @@ struct MemoryRequests {
 MemoryRequests stop_failing();
 // Blocks and mappings that were allocated and not freed.
 int64_t live_blocks();
+// The bytes of malloc's blocks in use, from which a new peak starts; and that peak.
+int64_t start_peak();
+int64_t peak_bytes();
 
 }  // namespace nvfp4_moe::internal::test

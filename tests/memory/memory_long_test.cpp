@@ -1,8 +1,6 @@
-// Every request of every operation; see memory_test.cpp.
-#include "memory/sweeps.h"
-#ifdef NVFP4_MOE_TOOL
+// Every request of every operation, and of every verb of the tool; see memory_test.cpp.
+#include "memory/operations.h"
 #include "memory/tool_sweep.h"
-#endif
 
 namespace nvfp4_moe::internal::test {
 namespace {
@@ -17,10 +15,10 @@ INSTANTIATE_TEST_SUITE_P(Operations, MemoryFullSweep, testing::Range<size_t>(0, 
                          operation_name_of);
 
 #ifdef NVFP4_MOE_TOOL
-// A process each.
 ATTACK_TEST_P(kAllocations, ToolMemory, SaysThatMemoryRanOut) { sweep(1); }
 
-INSTANTIATE_TEST_SUITE_P(Verbs, ToolMemory, testing::Range<size_t>(0, kVerbs), verb_name);
+INSTANTIATE_TEST_SUITE_P(Verbs, ToolMemory, testing::Range<size_t>(0, std::size(kVerbs)),
+                         verb_name);
 #endif
 
 }  // namespace

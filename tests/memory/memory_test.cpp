@@ -1,78 +1,62 @@
 // Every entry point of the library with one failing memory request, or all failing from one on:
 // kOutOfMemory or success, no leak, no crash. Tries the first requests of each operation and then
 // every n-th; the long tier tries all.
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <fstream>
+#include <thread>
 
 #include "core/buffer.h"
-#include "memory/sweeps.h"
-#include "moe/tiny.h"
+#include "io/files.h"
+#include "memory/operations.h"
+#include "memory/tool_sweep.h"
+#include "moe/c_layer.h"
+#include "moe/linear.h"
 #include "safetensors/plan.h"
 #include "safetensors/safetensors.h"
-#include "support/attack.h"
 #include "support/backends.h"
+#include "support/checkpoint_builder.h"
 
 namespace nvfp4_moe::internal::test {
 namespace {
 
+// A block that is leaked, an end that is no error, and another error than that memory is missing:
+// of a block, of a mapping, and of a thread.
 TEST(Memory, TheToolSeesWhatItIsFor) {
   if (!kFailingMemory) GTEST_SKIP() << "a sanitizer owns malloc";
-  const auto result = [](const std::function<Status()>& run) {
-    return sweep({"planted", run, {}}, Failing::kOne, {});
+  const auto faults_of = [](const std::function<Status()>& run) {
+    return sweep({"planted", run, {}}, Failing::kOne, {}).faults;
   };
-  // Two requests, both handled.
-  const SweepResult good = result([] {
-    auto a = std::make_unique<std::string>(100, 'a');
-    return a->empty() ? io_error("") : Status();
-  });
-  EXPECT_EQ(good.tried, 2);
-  EXPECT_EQ(good.out_of_memory, 2);
-  EXPECT_EQ(good.requests, 2);
-  EXPECT_THAT(good.faults, testing::IsEmpty());
-  // The second request fails in a function that may not throw.
-  EXPECT_THAT(result([] {
-                auto a = std::make_unique<std::string>(100, 'a');
+  EXPECT_THAT(
+      faults_of([] {
+        auto* a = new std::string;
+        auto b = std::make_unique<std::string>(100, 'b');
+        delete a;
+        return Status();
+      }),
+      ElementsAre("request 2: blocks not given back: 1", "request 3: blocks not given back: 1"));
+  EXPECT_THAT(faults_of([] {
+                auto a = std::make_unique<std::string>();
                 [&]() noexcept { a = std::make_unique<std::string>(); }();
                 return Status();
-              }).faults,
-              testing::ElementsAre("request 3: ends by Aborted"));
-  // A block is leaked if the second request fails.
-  EXPECT_THAT(result([] {
-                auto* a = new std::string;
-                auto b = std::make_unique<std::string>(100, 'b');
-                delete a;
-                return Status();
-              }).faults,
-              testing::ElementsAre("request 2: blocks not given back: 1",
-                                   "request 3: blocks not given back: 1"));
-  // Missing memory is reported as another error.
-  EXPECT_THAT(result([] {
+              }),
+              ElementsAre("request 2: ends by Aborted"));
+  EXPECT_THAT(faults_of([]() -> Status {
+                void* map = mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                if (map == MAP_FAILED) return errno_status("map", "cannot map", errno);
+                munmap(map, 4096);
                 try {
-                  const std::string text(100, 'a');
-                  return text.empty() ? io_error("") : Status();
-                } catch (const std::bad_alloc&) {
-                  return io_error("wrong");
+                  std::thread([] {}).join();  // its state is request 2, the thread is request 3
+                } catch (const std::system_error&) {
+                  return io_error("no thread");
                 }
-              }).faults,
-              testing::ElementsAre("request 1: input/output error: wrong"));
-  // A mapping that fails, and a thread: its state is request 2, the thread itself request 3.
-  const auto map_and_thread = [](bool handled) -> Status {
-    void* map = mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (map == MAP_FAILED) return errno_status("map", "cannot map", errno);
-    munmap(map, 4096);
-    try {
-      std::thread([] {}).join();
-    } catch (const std::system_error&) {
-      if (handled) throw;
-      return io_error("no thread");
-    }
-    return {};
-  };
-  EXPECT_THAT(result([&] { return map_and_thread(true); }).faults, testing::IsEmpty());
-  EXPECT_THAT(result([&] { return map_and_thread(false); }).faults,
-              testing::ElementsAre("request 3: input/output error: no thread"));
+                return {};
+              }),
+              ElementsAre("request 3: input/output error: no thread"));
 }
 
 // A process that may use 64 MB of address space more than it has, as under `ulimit -v` or in a
@@ -129,8 +113,17 @@ ATTACK_TEST(kAllocations, Memory, ALimitOfTheSystemIsOutOfMemoryOrFewerThreads) 
       testing::ExitedWithCode(0), "");
 }
 
-// Every request fails, from the very first run on. A run still gives the same bits: it requests
-// nothing from malloc or from the system.
+// The requests of a call. All of them fail.
+int64_t requests_of(const std::function<Status()>& call) {
+  fail_memory(1, Failing::kAllFrom);
+  const Status status = call();
+  const MemoryRequests requests = stop_failing();
+  EXPECT_OK(status);
+  return requests.asked;
+}
+
+// Runs request nothing from malloc or from the system, from the very first one on. Neither do runs
+// through C, a linear's runs, and replacements.
 TEST(Memory, ARunAsksForNothing) {
   if (!kFailingMemory) GTEST_SKIP() << "a sanitizer owns malloc";
   const auto threads = make_thread_pool(2);
@@ -139,24 +132,69 @@ TEST(Memory, ARunAsksForNothing) {
     moe_options.activation_format = format;
     moe_options.shared_intermediate_size = 32;
     const TinyLayer tiny(moe_options);
+    const Matrix& matrix = tiny.experts[0].gate;
     for (const Backend* backend : runnable_backends()) {
-      for (const bool pool : {false, true}) {
+      for (Executor* executor : {&serial_executor(), threads.get()}) {
+        SCOPED_TRACE(std::string(backend->name) + " " + to_string(format) + " " +
+                     std::to_string(executor->threads()));
         LayerOptions options = tiny_layer_options();
-        if (pool) options.executor = threads.get();
+        options.executor = executor;
         const auto layer = open_tiny(tiny, options, backend);
         const Buffer workspace = workspace_of(*layer);
         TinyBatch batch(tiny.options, 9), starved(tiny.options, 9);
         const Batch call = starved.batch();
-        fail_memory(1, Failing::kAllFrom);
-        const Status status = run_in(workspace, *layer, call);
-        const MemoryRequests requests = stop_failing();
-        EXPECT_OK(status);
-        EXPECT_EQ(requests.asked, 0)
-            << backend->name << " " << to_string(format) << (pool ? " pool" : " serial");
+        EXPECT_EQ(requests_of([&] { return run_in(workspace, *layer, call); }), 0);
         ASSERT_OK(run_in(workspace, *layer, batch.batch()));
-        EXPECT_TRUE(same_bits(batch.out, starved.out)) << backend->name;
+        EXPECT_TRUE(same_bits(batch.out, starved.out));
+        const ExpertSource source = tiny.experts[3].source();
+        EXPECT_EQ(requests_of([&] { return layer->replace_expert(0, source); }), 0);
+
+        const auto linear = must(NvfpLinear::open(matrix.view(), {.backend = backend->name,
+                                                                  .activation_format = format,
+                                                                  .max_tokens = 4,
+                                                                  .executor = executor}));
+        const Buffer space = allocate_pages((*linear)->workspace_bytes()).value();
+        std::vector<float> out(static_cast<size_t>(4 * matrix.rows));
+        const LinearBatch of_linear{4, batch.hidden.data(), DType::kBf16, out.data(), DType::kF32};
+        EXPECT_EQ(requests_of(
+                      [&] { return (*linear)->run(of_linear, space.data(), space.size_bytes()); }),
+                  0);
       }
     }
+  }
+  const CLayer c;
+  const nvfp4_moe::Layer layer = c.open();
+  const nvfp4_moe::Workspace workspace(layer.workspace_bytes(2));
+  TinyBatch batch(c.tiny.options, 2);
+  EXPECT_EQ(requests_of([&] {
+              layer.run(c_batch(batch), workspace);
+              return Status();
+            }),
+            0);
+}
+
+// Each expert reuses the memory of the one before: two are never loaded at once.
+TEST(Memory, LoadingACheckpointHoldsOneExpertAtATime) {
+  if (!kFailingMemory) GTEST_SKIP() << "a sanitizer owns malloc";
+  const TempDir dir;
+  CheckpointBuilder builder({.model_type = "qwen3_moe",
+                             .layers = 1,
+                             .num_experts = 6,
+                             .hidden_size = 512,
+                             .intermediate_size = 512,
+                             .random_codes = true});
+  ASSERT_OK(builder.write(dir.path().string()));
+  const int64_t expert_bytes = 3 * 512 * 512 / 16 * 9;
+  for (const Backend* backend : runnable_backends()) {
+    const auto checkpoint = must(Checkpoint::open(dir.path().string()));
+    const auto config = must(MoeConfig::make(*must(checkpoint->layer_options(0))));
+    const auto source = must(layer_source(*checkpoint, 0));
+    const int64_t before = start_peak();
+    ASSERT_OK(MoeLayer::open_on(*backend, *config, *source, tiny_layer_options()));
+    // The packed bytes have their own pages. In addition to one expert there is room for names and
+    // the plan.
+    EXPECT_LT(peak_bytes() - before, expert_bytes * 3 / 2) << backend->name;
+    EXPECT_GE(peak_bytes() - before, expert_bytes) << backend->name;
   }
 }
 
@@ -168,6 +206,13 @@ ATTACK_TEST_P(kAllocations, MemorySweep, EndsWellWhateverFails) {
 
 INSTANTIATE_TEST_SUITE_P(Operations, MemorySweep, testing::Range<size_t>(0, operation_count()),
                          operation_name_of);
+
+#ifdef NVFP4_MOE_TOOL
+ATTACK_TEST_P(kAllocations, ToolMemory, SaysThatMemoryRanOut) { sweep(251); }
+
+INSTANTIATE_TEST_SUITE_P(Verbs, ToolMemory, testing::Range<size_t>(0, std::size(kVerbs)),
+                         verb_name);
+#endif
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

@@ -53,13 +53,14 @@ struct CExperts {
     options.threads = 1;
   }
   void add(const ExpertSource& source) {
-    size_t i = 0;
-    for (const Nvfp4View* m : {&source.gate, &source.up, &source.down}) {
-      arrays[2 * i].insert(arrays[2 * i].end(), m->codes, m->codes + m->rows * m->cols / 2);
-      arrays[2 * i + 1].insert(arrays[2 * i + 1].end(), m->block_scales,
-                               m->block_scales + m->rows * m->cols / 16);
-      if (m->rows > 0) scales[i].push_back(m->tensor_scale);
-      ++i;
+    const Nvfp4View* const matrices[] = {&source.gate, &source.up, &source.down};
+    for (size_t i = 0; i < 3; ++i) {
+      const Nvfp4View& m = *matrices[i];
+      std::vector<uint8_t>&codes = arrays[2 * i], &block_scales = arrays[2 * i + 1];
+      codes.insert(codes.end(), m.codes, m.codes + m.rows * m.cols / 2);
+      block_scales.insert(block_scales.end(), m.block_scales,
+                          m.block_scales + m.rows * m.cols / 16);
+      if (m.rows > 0) scales[i].push_back(m.tensor_scale);
     }
     const auto start = [](const auto& array) { return array.empty() ? nullptr : array.data(); };
     tensors.gate_codes = start(arrays[0]);

@@ -40,12 +40,12 @@ std::vector<std::byte> payload_of(uint32_t seed, size_t size) {
 
 class CacheFile : public testing::Test {
  protected:
-  Status write(const std::vector<std::byte>& payload) {
-    return write_cache_file(folder_, kName, 0644, key_, scales_, {}, payload.data(), payload.size(),
-                            serial_executor());
+  Status write(const std::vector<std::byte>& payload, Executor& executor = serial_executor()) {
+    return write_cache_file(folder_, kName, 0644, key_, scales_, fp8_, payload.data(),
+                            payload.size(), executor);
   }
-  Result<CachedLayer> read(size_t payload_bytes, bool unchecked = false) {
-    return read_cache_file(folder_, kName, {key_, kExperts, payload_bytes, unchecked},
+  Result<CachedLayer> read(size_t payload_bytes) {
+    return read_cache_file(folder_, kName, {key_, kExperts, payload_bytes, false, !fp8_.empty()},
                            serial_executor());
   }
   std::vector<std::string> parts() {
@@ -60,26 +60,21 @@ class CacheFile : public testing::Test {
   std::string path_ = directory_.file(kName);
   ContentHash key_{1, 2};
   std::vector<TensorScales> scales_{kExperts, TensorScales{0.5f, 1.0f, 2.0f}};
+  std::vector<Fp8ExpertWeights> fp8_;
 };
 
-TEST_F(CacheFile, Fp8WeightsLieBehindTheScales) {
-  const std::vector<std::byte> payload = payload_of(1, 100);
-  std::vector<Fp8ExpertWeights> fp8(kExperts, {{-15, 7}, {0, uint64_t{1} << 40}, {3, 0}});
-  fp8[4].down.inexact = 5;
-  const auto write_fp8 = [&] {
-    return write_cache_file(folder_, kName, 0644, key_, scales_, fp8, payload.data(),
-                            payload.size(), serial_executor());
-  };
-  ASSERT_OK(write_fp8());
-  const CacheRequest request{key_, kExperts, payload.size(), false, true};
-  const auto mapped = read_cache_file(folder_, kName, request, serial_executor());
+TEST_F(CacheFile, Fp8WeightsFollowTheScales) {
+  fp8_.assign(kExperts, {{-15, 7}, {0, uint64_t{1} << 40}, {3, 0}});
+  fp8_[4].down.inexact = 5;
+  ASSERT_OK(write(payload_of(1, 100)));
+  const auto mapped = read(100);
   ASSERT_OK(mapped);
   EXPECT_EQ(mapped->scales, scales_);
-  EXPECT_EQ(mapped->fp8_weights, fp8);
+  EXPECT_EQ(mapped->fp8_weights, fp8_);
   for (const int32_t shift : {-16, 4}) {
-    fp8[2].up.shift = shift;
-    ASSERT_OK(write_fp8());
-    EXPECT_THAT(read_cache_file(folder_, kName, request, serial_executor()).status().message(),
+    fp8_[2].up.shift = shift;
+    ASSERT_OK(write(payload_of(1, 100)));
+    EXPECT_THAT(read(100).status().message(),
                 HasSubstr("fp8 shift: expected -15..3, got " + std::to_string(shift)));
   }
 }
@@ -89,15 +84,12 @@ TEST_F(CacheFile, WhatIsWrittenIsReadWithAnyNumberOfThreads) {
   for (const size_t size :
        {size_t{1}, size_t{4095}, (size_t{4} << 20) - 1, size_t{4} << 20, (size_t{9} << 20) + 7}) {
     const std::vector<std::byte> payload = payload_of(static_cast<uint32_t>(size), size);
-    ASSERT_OK(
-        write_cache_file(folder_, kName, 0644, key_, scales_, {}, payload.data(), size, *pool));
+    ASSERT_OK(write(payload, *pool));
     const auto mapped = read(size);
     ASSERT_OK(mapped);
     EXPECT_EQ(mapped->scales, scales_);
     EXPECT_EQ(std::memcmp(mapped->payload.data(), payload.data(), size), 0);
     EXPECT_EQ(mapped->payload.size_bytes(), size);
-    EXPECT_EQ(cache_payload_hash(payload.data(), size, *pool),
-              cache_payload_hash(payload.data(), size, serial_executor()));
   }
 }
 
@@ -244,25 +236,22 @@ ATTACK_TEST_F(kCacheTampering, CacheFile, ProcessesThatAreKilledAtAnyMomentLeave
     if (pid == 0) write_and_read(folder_, seed);
     return pid;
   };
+  const auto end = [](pid_t pid) {
+    kill(pid, SIGKILL);
+    attacked();
+    int status = 0;
+    ASSERT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT_TRUE(WIFSIGNALED(status)) << "exited by itself with " << WEXITSTATUS(status);
+  };
   std::vector<pid_t> processes;
   for (uint32_t i = 0; i < 3; ++i) processes.push_back(start(i));
   for (int round = 0; round < 60; ++round) {
     usleep(static_cast<useconds_t>(random() % 30'000));
     const auto which = static_cast<uint32_t>(random() % 3);
-    kill(processes[which], SIGKILL);
-    attacked();
-    int status = 0;
-    ASSERT_EQ(waitpid(processes[which], &status, 0), processes[which]);
-    EXPECT_TRUE(WIFSIGNALED(status)) << "exited by itself with " << WEXITSTATUS(status);
+    end(processes[which]);
     processes[which] = start(which);
   }
-  for (const pid_t process : processes) {
-    kill(process, SIGKILL);
-    attacked();
-    int status = 0;
-    waitpid(process, &status, 0);
-    EXPECT_TRUE(WIFSIGNALED(status)) << "exited by itself with " << WEXITSTATUS(status);
-  }
+  for (const pid_t process : processes) end(process);
   if (fs::exists(path_))
     EXPECT_OK(
         read_cache_file(folder_, kName, {{9, 9}, kExperts, 300'000, false}, serial_executor()));

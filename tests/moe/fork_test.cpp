@@ -66,8 +66,7 @@ ATTACK_TEST(kForks, ForkedChild, RunsChangesAndDropsItsParentsLayer) {
 // whole.
 ATTACK_TEST(kForks, ForkedChild, SeesNoExpertThatIsHalfReplaced) {
   MoeOptions large = tiny_options();
-  large.hidden_size = 512;
-  large.intermediate_size = 512;
+  large.hidden_size = large.intermediate_size = 512;
   const TinyLayer tiny(large);
   auto layer = open_tiny(tiny);
   std::atomic<bool> stop{false};
@@ -79,9 +78,8 @@ ATTACK_TEST(kForks, ForkedChild, SeesNoExpertThatIsHalfReplaced) {
     EXPECT_EQ(in_forked_child([&] {
                 ExpertBuffers now;
                 if (!layer->unpack_expert(0, now).ok()) return 1;
-                const Expert& expert = now.gate.codes == tiny.experts[0].gate.codes
-                                           ? tiny.experts[0]
-                                           : tiny.experts[1];
+                const bool first = now.gate.codes == tiny.experts[0].gate.codes;
+                const Expert& expert = tiny.experts[first ? 0 : 1];
                 const bool whole = now.gate.codes == expert.gate.codes &&
                                    now.down.codes == expert.down.codes &&
                                    now.up.block_scales == expert.up.block_scales;
@@ -202,17 +200,15 @@ ATTACK_TEST(kForks, ForkedChild, DeclinesItsParentsLayerOnAGpu) {
   };
   for (const Status& status : calls()) EXPECT_OK(status);
   EXPECT_EQ(in_forked_child([&] {
+              const auto refused = [](const Status& status) {
+                return status.code() == Code::kUnsupported &&
+                       status.message().find("forked") != std::string::npos;
+              };
               for (const Status& status : calls())
-                if (status.code() != Code::kUnsupported ||
-                    status.message().find("forked") == std::string::npos)
-                  return 1;
-              if (layer->replace_expert_on_stream(0, tiny.experts[0].source(), nullptr).code() !=
-                  Code::kUnsupported)
-                return 3;
-              return layer->warmup(workspace.data(), workspace.size_bytes()).code() ==
-                             Code::kUnsupported
-                         ? 0
-                         : 2;
+                if (!refused(status)) return 1;
+              const ExpertSource source = tiny.experts[0].source();
+              if (!refused(layer->replace_expert_on_stream(0, source, nullptr))) return 2;
+              return refused(layer->warmup(workspace.data(), workspace.size_bytes())) ? 0 : 3;
             }),
             0);
 }

@@ -1,3 +1,4 @@
+// The dense linear: its modes on every backend, its scales, and its refusals.
 #include "moe/linear.h"
 
 #include <functional>
@@ -11,7 +12,8 @@ namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
-using testing::HasSubstr;
+using Format = ActivationFormat;
+using Scale = ActivationScale;
 
 struct Input {
   std::vector<uint16_t> x;  // (tokens, cols) bf16
@@ -26,14 +28,14 @@ struct Input {
   }
 };
 
-LinearOptions linear_options() { return {.max_tokens = 8, .executor = &serial_executor()}; }
+Matrix weight_of(int64_t rows, int64_t cols) {
+  std::mt19937 random(1);
+  return Matrix::random(rows, cols, 0.25f, random);
+}
 
 // tests/layer tests the products of each backend; here all must give those of the first.
 TEST(Linear, BackendsAgreeInEveryMode) {
-  std::mt19937 random(1);
-  const Matrix weight = Matrix::random(40, 96, 0.25f, random);
-  using Format = ActivationFormat;
-  using Scale = ActivationScale;
+  const Matrix weight = weight_of(40, 96);
   const struct {
     Format format;
     Scale scale;
@@ -52,13 +54,12 @@ TEST(Linear, BackendsAgreeInEveryMode) {
     for (const Backend* backend : runnable_backends()) {
       SCOPED_TRACE(std::string(backend->name) + " " + to_string(mode.format) + " " +
                    to_string(mode.scale));
-      LinearOptions options = linear_options();
-      options.backend = backend->name;
-      options.activation_format = mode.format;
-      options.activation_scale = mode.scale;
-      options.input_scale = 0.0013f;
-      auto linear = NvfpLinear::open(weight.view(), options);
-      ASSERT_OK(linear);
+      const auto linear = must(NvfpLinear::open(weight.view(), {.backend = backend->name,
+                                                                .activation_format = mode.format,
+                                                                .activation_scale = mode.scale,
+                                                                .input_scale = 0.0013f,
+                                                                .max_tokens = 8,
+                                                                .executor = &serial_executor()}));
       const auto json = nlohmann::json::parse((*linear)->describe_json());
       if (mode.described != nullptr) {
         EXPECT_EQ(json["activation_scale"], mode.described);
@@ -79,86 +80,80 @@ TEST(Linear, BackendsAgreeInEveryMode) {
   }
 }
 
-TEST(Linear, ResolvesItsScale) {
-  std::mt19937 random(1);
-  const Matrix weight = Matrix::random(16, 32, 0.25f, random);
-  LinearOptions options = linear_options();
-  options.input_scale = 0.3f;
-  const auto scale = [&] {
-    return NvfpLinear::open(weight.view(), options).value()->weights().input_scale;
+TEST(Linear, ResolvesItsScaleAndRefusesOptions) {
+  Matrix weight = weight_of(16, 32);
+  const struct {
+    Format format;
+    Scale scale;
+    float input_scale, headroom, expected;
+    const char* words = nullptr;
+  } cases[] = {
+      {Format::kNvfp4, Scale::kStatic, 0.3f, 4.0f, 2.0f},
+      {Format::kNvfp4, Scale::kCompat, 0.3f, 1.0f, 0.3f},
+      {Format::kFp8, Scale::kStatic, 0.3f, 1.0f, 2.0f},  // from 1.8, since a row holds 448
+      {Format::kNvfp4, Scale::kCompat, 0.3f, 4.0f, 0,
+       "static_headroom: expected none (1) with activation_scale compat, got 4"},
+      {Format::kFp8, Scale::kCompat, 0.3f, 1.0f, 0,
+       "activation_scale: expected dynamic_token or static with activation_format fp8"},
+      {Format::kInt8Block, Scale::kStatic, 0.3f, 1.0f, 0,
+       "activation_scale: expected dynamic_token with activation_format int8_block"},
+      {Format::kNvfp4, Scale::kStatic, 0, 1.0f, 0, "input_scale: expected a positive normal"},
   };
-  const auto refused = [&] { return NvfpLinear::open(weight.view(), options).status().message(); };
-  options.activation_scale = ActivationScale::kStatic;
-  options.static_headroom = 4.0f;
-  EXPECT_EQ(scale(), 2.0f);
-  options.activation_scale = ActivationScale::kCompat;
-  EXPECT_THAT(refused(),
-              HasSubstr("static_headroom: expected none (1) with activation_scale compat, got 4"));
-  options.static_headroom = 1.0f;
-  EXPECT_EQ(scale(), 0.3f);
-  options.activation_format = ActivationFormat::kFp8;
-  EXPECT_THAT(
-      refused(),
-      HasSubstr("activation_scale: expected dynamic_token or static with activation_format fp8"));
-  options.activation_scale = ActivationScale::kStatic;
-  EXPECT_EQ(scale(), 2.0f);  // rounded up from 1.8, since a row holds 448
-  options.activation_format = ActivationFormat::kInt8Block;
-  EXPECT_THAT(
-      refused(),
-      HasSubstr("activation_scale: expected dynamic_token with activation_format int8_block"));
-}
-
-TEST(Linear, Refuses) {
-  std::mt19937 random(1);
-  Matrix weight = Matrix::random(16, 32, 0.25f, random);
-  const auto opening = [&](const Nvfp4View& view, const LinearOptions& options) {
+  for (const auto& c : cases) {
+    SCOPED_TRACE(&c - cases);
+    const auto linear = NvfpLinear::open(weight.view(), {.activation_format = c.format,
+                                                         .activation_scale = c.scale,
+                                                         .input_scale = c.input_scale,
+                                                         .static_headroom = c.headroom,
+                                                         .max_tokens = 8});
+    if (c.words == nullptr) {
+      ASSERT_OK(linear);
+      EXPECT_EQ((*linear)->weights().input_scale, c.expected);
+    } else {
+      EXPECT_THAT(linear, Refused(Code::kInvalidArgument, c.words));
+    }
+  }
+  const auto opening = [](const Nvfp4View& view, const LinearOptions& options) {
     return NvfpLinear::open(view, options).status().code();
   };
-  LinearOptions options = linear_options();
-  options.activation_scale = ActivationScale::kStatic;  // without an input scale
-  EXPECT_EQ(opening(weight.view(), options), Code::kInvalidArgument);
-  options = linear_options();
-  options.max_tokens = 0;
-  EXPECT_EQ(opening(weight.view(), options), Code::kInvalidArgument);
-  options = linear_options();
-  options.backend = "fast";
-  EXPECT_EQ(opening(weight.view(), options), Code::kInvalidArgument);
+  EXPECT_EQ(opening(weight.view(), {.max_tokens = 0}), Code::kInvalidArgument);
+  EXPECT_EQ(opening(weight.view(), {.backend = "fast", .max_tokens = 8}), Code::kInvalidArgument);
   Nvfp4View view = weight.view();
   view.cols = 24;
-  EXPECT_EQ(opening(view, linear_options()), Code::kInvalidArgument);
+  EXPECT_EQ(opening(view, {.max_tokens = 8}), Code::kInvalidArgument);
   weight.block_scales[0] = 0x80;
-  EXPECT_EQ(opening(weight.view(), linear_options()), Code::kBadInput);
-  weight.block_scales[0] = 0x38;
+  EXPECT_EQ(opening(weight.view(), {.max_tokens = 8}), Code::kBadInput);
+}
 
-  auto linear = NvfpLinear::open(weight.view(), linear_options());
-  ASSERT_OK(linear);
+TEST(Linear, RefusesBadBatches) {
+  const auto linear = must(NvfpLinear::open(weight_of(16, 32).view(), {.max_tokens = 8}));
   const Buffer workspace = allocate_pages((*linear)->workspace_bytes()).value();
-  const auto run = [&](const LinearBatch& batch) {
-    return (*linear)->run(batch, workspace.data(), workspace.size_bytes()).code();
+  const auto run = [&](const LinearBatch& batch, size_t size_bytes) {
+    return (*linear)->run(batch, workspace.data(), size_bytes).code();
   };
-  Input input(8, 16, 32);
-  EXPECT_EQ(run(input.batch), Code::kOk);
+  Input input(8, 16, 32), two(2, 16, 32);
+  EXPECT_EQ(run(input.batch, workspace.size_bytes()), Code::kOk);
+  EXPECT_EQ(run(LinearBatch{}, workspace.size_bytes()), Code::kOk);  // no tokens
   const std::function<void(LinearBatch&)> mistakes[] = {
       [](auto& b) { b.tokens = 9; },
       [](auto& b) { b.x = nullptr; },
       [&](auto& b) { b.out = workspace.data(); },
+      [](auto& b) { b.out = const_cast<void*>(b.x); },
       [](auto& b) { b.x_dtype = DType::kU8; },
   };
   for (const auto& mistake : mistakes) {
     LinearBatch batch = input.batch;
     mistake(batch);
-    EXPECT_EQ(run(batch), Code::kInvalidArgument) << &mistake - mistakes;
+    EXPECT_EQ(run(batch, workspace.size_bytes()), Code::kInvalidArgument) << &mistake - mistakes;
   }
-  EXPECT_EQ((*linear)->run(input.batch, workspace.data(), (*linear)->workspace_bytes() - 1).code(),
-            Code::kInvalidArgument);
-  const Input two(2, 16, 32);
   EXPECT_LT((*linear)->workspace_bytes(2), (*linear)->workspace_bytes());
-  EXPECT_OK((*linear)->run(two.batch, workspace.data(), (*linear)->workspace_bytes(2)));
-  EXPECT_EQ((*linear)->run(two.batch, workspace.data(), (*linear)->workspace_bytes(2) - 1).code(),
-            Code::kInvalidArgument);
+  for (const Input* of : {&input, &two}) {
+    const size_t needed = (*linear)->workspace_bytes(of->batch.tokens);
+    EXPECT_EQ(run(of->batch, needed), Code::kOk);
+    EXPECT_EQ(run(of->batch, needed - 1), Code::kInvalidArgument);
+  }
   EXPECT_EQ((*linear)->run(input.batch, nullptr, workspace.size_bytes()).code(),
             Code::kInvalidArgument);
-  EXPECT_EQ(run(LinearBatch{}), Code::kOk);  // no tokens
 }
 
 }  // namespace

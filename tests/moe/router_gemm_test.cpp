@@ -1,8 +1,5 @@
 // A router's GEMM on the host against float64, and its argument checks, shared by the host, a
 // device and the C interface.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -130,17 +127,6 @@ TEST(RouterGemmOnTheHost, AddsInTheDocumentedOrder) {
   expect({{0, 0x1p30f}, {512, -0x1p30f}, {256, 1.0f}}, 1.0f);  // quarters 2 apart before neighbours
 }
 
-TEST(RouterGemmOnTheHost, NanAndInfStayWhatTheyAre) {
-  Problem p(2, 3, 16);
-  p.hidden.data()[3] = 0x7FC0;
-  p.weight.data()[16 + 5] = 0x7F80;
-  p.hidden.data()[16 + 5] = bf16_from_float(1.0f);
-  ASSERT_TRUE(router::router_gemm(p.call).ok());
-  for (size_t e = 0; e < 3; ++e) EXPECT_TRUE(std::isnan(p.f32[e]));
-  EXPECT_TRUE(std::isfinite(p.f32[3]) && std::isfinite(p.f32[5]));
-  EXPECT_EQ(p.f32[4], std::numeric_limits<float>::infinity());
-}
-
 struct NotedGemm {
   int calls = 0, device = -1;
   void* stream = nullptr;
@@ -186,8 +172,7 @@ TEST(RouterGemmFront, OneMistakeOneText) {
     RouterGemm bad = p.call;
     mistake(bad);
     const Status on_host = router::router_gemm(bad);
-    EXPECT_EQ(on_host.code(), Code::kInvalidArgument) << expected;
-    EXPECT_THAT(on_host.message(), HasSubstr(expected));
+    EXPECT_THAT(on_host, test::Refused(Code::kInvalidArgument, expected));
     EXPECT_EQ(device_router_gemm(1, bad, nullptr, &kNotingGemm).message(), on_host.message());
   }
   EXPECT_EQ(noted_gemm.calls, 0);
@@ -209,32 +194,29 @@ TEST(RouterGemmFront, ADeviceGetsTheCallInItsStream) {
   EXPECT_EQ(device_router_gemm(-1, p.call, nullptr, &kNotingGemm).code(), Code::kInvalidArgument);
 }
 
+// Through the C++ header, with rows apart and with rows that follow each other, in both types.
 TEST(CApiRouterGemm, GivesWhatTheLibraryGivesAndRefusesWhatItRefuses) {
-  Problem p(3, 4, 16, 8);
-  ASSERT_TRUE(router::router_gemm(p.call).ok());
-  const std::vector<float> expected = p.f32;
   auto call = nvfp4_moe::make<nvfp4_moe_router_gemm_call>();
-  call.tokens = 3;
-  call.num_experts = 4;
-  call.hidden_size = 16;
-  call.hidden = p.hidden.data();
-  call.hidden_stride = 24;
-  call.weight = p.weight.data();
-  call.logits = p.bf16.data();
-  ASSERT_EQ(nvfp4_moe_router_gemm(&call), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
-  for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(p.bf16[i], bf16_from_float(expected[i]));
-  std::fill(p.f32.begin(), p.f32.end(), 0.0f);
-  call.logits = p.f32.data();
-  call.logits_dtype = NVFP4_MOE_DTYPE_F32;
-  ASSERT_EQ(nvfp4_moe_router_gemm(&call), NVFP4_MOE_STATUS_OK);
-  EXPECT_EQ(p.f32, expected);
-  call.hidden_stride = 0;  // rows that follow each other
-  p.call.hidden_stride = 16;
-  ASSERT_EQ(nvfp4_moe_router_gemm(&call), NVFP4_MOE_STATUS_OK);
-  const std::vector<float> dense = p.f32;
-  ASSERT_TRUE(router::router_gemm(p.call).ok());
-  EXPECT_EQ(p.f32, dense);
-
+  for (const int64_t padding : {8, 0}) {
+    Problem p(3, 4, 16, padding);
+    ASSERT_TRUE(router::router_gemm(p.call).ok());
+    const std::vector<float> expected = p.f32;
+    call.tokens = 3;
+    call.num_experts = 4;
+    call.hidden_size = 16;
+    call.hidden = p.hidden.data();
+    call.hidden_stride = padding == 0 ? 0 : 24;
+    call.weight = p.weight.data();
+    call.logits = p.bf16.data();
+    call.logits_dtype = NVFP4_MOE_DTYPE_DEFAULT;
+    nvfp4_moe::router_gemm(call);
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(p.bf16[i], bf16_from_float(expected[i]));
+    std::fill(p.f32.begin(), p.f32.end(), 0.0f);
+    call.logits = p.f32.data();
+    call.logits_dtype = NVFP4_MOE_DTYPE_F32;
+    nvfp4_moe::router_gemm(call);
+    EXPECT_EQ(p.f32, expected);
+  }
   const struct {
     const char* expected;
     std::function<void(nvfp4_moe_router_gemm_call&)> mistake;
@@ -250,8 +232,6 @@ TEST(CApiRouterGemm, GivesWhatTheLibraryGivesAndRefusesWhatItRefuses) {
               NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   }
   EXPECT_EQ(nvfp4_moe_router_gemm(nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_device_router_gemm("cuda:-1", &call, nullptr),
-            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
 }
 
 }  // namespace

@@ -1,15 +1,11 @@
 // A layer's run that selects its experts by router logits, through C: it has the bits of a
 // selection followed by a run on it, it performs the checks of both, and it writes nothing if they
 // fail.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "moe/c_layer.h"
-#include "moe/tiny.h"
 
 namespace nvfp4_moe::internal {
 namespace {
@@ -54,6 +50,11 @@ class RunLogits : public testing::Test {
 TEST_F(RunLogits, IsASelectionAndARun) {
   ASSERT_EQ(run(), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
   const std::vector<float> selected = tiny.out;
+  // It takes the arrays that it writes, too.
+  batch.topk_ids = ids.data();
+  batch.topk_weights = weights.data();
+  layer.run_logits(router, routing, batch, workspace);
+  EXPECT_EQ(tiny.out, selected);
 
   std::vector<int32_t> chosen(ids.size());
   std::vector<float> chosen_weights(weights.size());
@@ -68,13 +69,6 @@ TEST_F(RunLogits, IsASelectionAndARun) {
   std::fill(tiny.out.begin(), tiny.out.end(), -7.0f);
   layer.run(batch, workspace);
   EXPECT_EQ(tiny.out, selected);
-}
-
-TEST_F(RunLogits, TakesTheArraysThatItWrites) {
-  batch.topk_ids = ids.data();
-  batch.topk_weights = weights.data();
-  EXPECT_NO_THROW(layer.run_logits(router, routing, batch, workspace));
-  EXPECT_GE(ids[0], 0);
 }
 
 TEST_F(RunLogits, RefusesBeforeItWrites) {
@@ -108,9 +102,7 @@ TEST_F(RunLogits, RefusesBeforeItWrites) {
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(expected));
     EXPECT_EQ(ids, std::vector<int32_t>(ids.size(), -7)) << expected;
   }
-}
-
-TEST_F(RunLogits, NoTokens) {
+  router = router_before, routing = routing_before, batch = batch_before;
   batch.tokens = routing.tokens = 0;
   EXPECT_EQ(run(), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
   EXPECT_EQ(ids[0], -7);

@@ -22,12 +22,12 @@ struct Matrix {
   std::vector<uint8_t> codes, block_scales;
   float tensor_scale = 1.0f;
 
+  // Block scales of 0.5 to 3.75.
   static Matrix random(int64_t rows, int64_t cols, float tensor_scale, std::mt19937& random) {
     Matrix matrix{rows, cols, std::vector<uint8_t>(static_cast<size_t>(rows * cols / 2)),
                   std::vector<uint8_t>(static_cast<size_t>(rows * cols / 16)), tensor_scale};
     for (auto& byte : matrix.codes) byte = static_cast<uint8_t>(random());
-    for (auto& byte : matrix.block_scales)
-      byte = static_cast<uint8_t>(0x30 + random() % 0x18);  // 0.5 to 3.75
+    for (auto& byte : matrix.block_scales) byte = static_cast<uint8_t>(0x30 + random() % 0x18);
     return matrix;
   }
   Nvfp4View view() const {

@@ -127,38 +127,33 @@ class StepPair {
     compare_status();
   }
 
+  // Elements [row * count, (row + 1) * count) of an array.
+  template <class T>
+  static void compare_elements(
+      const T* e, const T* a, int64_t row, int64_t count, const std::string& where,
+      T (*value)(T) = [](T x) { return x; }) {
+    for (int64_t i = row * count; i < (row + 1) * count; ++i)
+      ASSERT_EQ(value(e[i]), value(a[i])) << where << " element " << i - row * count;
+  }
+
   void compare_row(const ActivationBuffers& e, const ActivationBuffers& a, int64_t row, int64_t k,
                    const char* what) {
-    ASSERT_EQ(e.nonfinite[row], a.nonfinite[row]) << what << " " << row;
+    const std::string where = std::string(what) + " " + std::to_string(row);
+    ASSERT_EQ(e.nonfinite[row], a.nonfinite[row]) << where;
     if (e.nonfinite[row] != 0) return;
-    if (format() == ActivationFormat::kBf16) {
-      for (int64_t i = 0; i < k; ++i)
-        ASSERT_EQ(e.bf16[row * k + i], a.bf16[row * k + i])
-            << what << " " << row << " element " << i;
-      return;
+    switch (format()) {
+      case ActivationFormat::kBf16: return compare_elements(e.bf16, a.bf16, row, k, where);
+      case ActivationFormat::kInt8Block:
+        compare_elements(e.int8_scales, a.int8_scales, row, k / 16, where + " scales");
+        return compare_elements(e.int8_codes, a.int8_codes, row, k, where);
+      case ActivationFormat::kFp8:
+        ASSERT_EQ(e.row_scale[row], a.row_scale[row]) << where;
+        return compare_elements(e.fp8, a.fp8, row, k, where);
+      case ActivationFormat::kNvfp4: break;
     }
-    if (format() == ActivationFormat::kInt8Block) {
-      for (int64_t i = 0; i < k / 16; ++i)
-        ASSERT_EQ(e.int8_scales[row * (k / 16) + i], a.int8_scales[row * (k / 16) + i])
-            << what << " " << row << " block " << i;
-      for (int64_t i = 0; i < k; ++i)
-        ASSERT_EQ(e.int8_codes[row * k + i], a.int8_codes[row * k + i])
-            << what << " " << row << " element " << i;
-      return;
-    }
-    ASSERT_EQ(e.row_scale[row], a.row_scale[row]) << what << " " << row;
-    if (format() == ActivationFormat::kFp8) {
-      for (int64_t i = 0; i < k; ++i)
-        ASSERT_EQ(e.fp8[row * k + i], a.fp8[row * k + i]) << what << " " << row << " element " << i;
-      return;
-    }
-    for (int64_t i = 0; i < k / 16; ++i)
-      ASSERT_EQ(e.block_scales[row * (k / 16) + i], a.block_scales[row * (k / 16) + i])
-          << what << " " << row << " block " << i;
-    for (int64_t i = 0; i < k / 2; ++i)
-      ASSERT_EQ(without_negative_zero(e.codes[row * (k / 2) + i]),
-                without_negative_zero(a.codes[row * (k / 2) + i]))
-          << what << " " << row << " elements " << 2 * i << " and " << 2 * i + 1;
+    ASSERT_EQ(e.row_scale[row], a.row_scale[row]) << where;
+    compare_elements(e.block_scales, a.block_scales, row, k / 16, where + " scales");
+    compare_elements(e.codes, a.codes, row, k / 2, where + " pairs", without_negative_zero);
   }
 
   void compare_status() { test::expect_same_status(*expected().status, *actual().status); }

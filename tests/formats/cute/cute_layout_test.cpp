@@ -43,36 +43,23 @@ void expect_same_offsets(const Layout& layout, const Shape& shape, int experts) 
         ASSERT_EQ(static_cast<int64_t>(layout(m, k * 16 + 15, l)), ours);
       }
 }
-#endif
 
-TEST(CuteLayout, ScalesOfAMatchCutlass) {
-#if NVFP4_MOE_HAS_CUTLASS
+TEST(CuteLayout, ScalesOfAAndBMatchCutlass) {
   for (const Shape& shape : kShapes)
-    for (const int experts : {1, 3})
-      expect_same_offsets(BlockScaled::tile_atom_to_shape_SFA(
-                              cute::make_shape(shape.rows, 64, shape.scale_cols * 16, experts)),
-                          shape, experts);
-#else
-  GTEST_SKIP() << "CUTLASS not found: run tools/fetch_cutlass.sh and set NVFP4_MOE_CUTLASS_DIR";
-#endif
-}
-
-TEST(CuteLayout, ScalesOfBMatchCutlass) {
-#if NVFP4_MOE_HAS_CUTLASS
-  for (const Shape& shape : kShapes)
-    for (const int experts : {1, 3})
-      expect_same_offsets(BlockScaled::tile_atom_to_shape_SFB(
-                              cute::make_shape(64, shape.rows, shape.scale_cols * 16, experts)),
-                          shape, experts);
-#else
-  GTEST_SKIP() << "CUTLASS not found: run tools/fetch_cutlass.sh and set NVFP4_MOE_CUTLASS_DIR";
-#endif
+    for (const int experts : {1, 3}) {
+      const int k = shape.scale_cols * 16;
+      expect_same_offsets(
+          BlockScaled::tile_atom_to_shape_SFA(cute::make_shape(shape.rows, 64, k, experts)), shape,
+          experts);
+      expect_same_offsets(
+          BlockScaled::tile_atom_to_shape_SFB(cute::make_shape(64, shape.rows, k, experts)), shape,
+          experts);
+    }
 }
 
 // Both ways through our loops: a matrix scattered by CuTe's layout is what swizzle_scales writes
 // and unswizzle reads.
 TEST(CuteLayout, SwizzledBytesMatchCutlass) {
-#if NVFP4_MOE_HAS_CUTLASS
   for (const Shape& shape : kShapes) {
     const auto layout = BlockScaled::tile_atom_to_shape_SFA(
         cute::make_shape(shape.rows, 64, shape.scale_cols * 16, 1));
@@ -84,17 +71,18 @@ TEST(CuteLayout, SwizzledBytesMatchCutlass) {
         linear[static_cast<size_t>(m) * shape.scale_cols + k] = value;
         theirs[static_cast<size_t>(layout(m, k * 16, 0))] = value;
       }
-    std::vector<uint8_t> ours(theirs.size(), 0xEE);
+    std::vector<uint8_t> ours(theirs.size(), 0xEE), back(linear.size(), 0xEE);
     swizzle_scales(linear.data(), shape.scale_cols, shape.rows, shape.scale_cols, ours.data());
     EXPECT_EQ(ours, theirs) << shape.rows << " x " << shape.scale_cols;
-    std::vector<uint8_t> back(linear.size(), 0xEE);
     unswizzle_scales(theirs.data(), shape.rows, shape.scale_cols, back.data(), shape.scale_cols);
     EXPECT_EQ(back, linear) << shape.rows << " x " << shape.scale_cols;
   }
-#else
-  GTEST_SKIP() << "CUTLASS not found: run tools/fetch_cutlass.sh and set NVFP4_MOE_CUTLASS_DIR";
-#endif
 }
+#else
+TEST(CuteLayout, All) {
+  GTEST_SKIP() << "CUTLASS not found: run tools/fetch_cutlass.sh and set NVFP4_MOE_CUTLASS_DIR";
+}
+#endif
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

@@ -122,11 +122,6 @@ def config_seeds() -> dict[str, bytes]:
         return {"architectures": ["X"], "model_type": model_type, "hidden_size": 64, "num_hidden_layers": 3,
                 "num_experts_per_tok": 2, "hidden_act": "silu", **more}  # fmt: skip
 
-    nvfp4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "config_groups": {"group_0": {
-        "input_activations": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
-        "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
-        "targets": ["Linear"]}}, "ignore": ["lm_head", "model.layers.0*"],
-        "producer": {"name": "modelopt", "version": "0.47.0"}}  # fmt: skip
     compressed = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": {"group_0": {
         "format": "nvfp4-pack-quantized", "targets": ["Linear"], "weights": {"num_bits": 4, "type": "float",
         "strategy": "tensor_group", "group_size": 16, "symmetric": True, "dynamic": False},

@@ -1,7 +1,6 @@
-// Greedy replication and packing, after the balancer that DeepSeek published with V3 (without its
-// expert groups), followed by a search that swaps pairs of slots. Greedy replication minimizes the
-// heaviest slot, not the heaviest rank. So smaller numbers of replicas are tried too, and experts
-// dealt out round-robin; the most even result wins.
+// Greedy replication and packing, after the balancer that DeepSeek published with V3, followed by a
+// search that swaps pairs of slots. Greedy replication minimizes the heaviest slot, not the
+// heaviest rank. So smaller numbers of replicas are tried too, and experts dealt out round-robin.
 #include "parallel/balance.h"
 
 #include <algorithm>
@@ -11,8 +10,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Swaps terminate on their own, since each makes the heaviest rank lighter. This bound stops them
-// if progress is slow.
+// Swaps terminate on their own, since each makes the heaviest rank lighter.
 constexpr int kMostExchanges = 10000;
 // The number of candidate counts of redundant slots for hot experts.
 constexpr int64_t kMostTries = 8;
@@ -79,8 +77,7 @@ void place(std::vector<RankSlots>& ranks, size_t slots, const Replica& replica) 
   if (const size_t rank = lightest(ranks, slots, replica.expert); rank < ranks.size())
     return ranks[rank].add(replica);
   // Only ranks that already hold the expert have room. Take a full rank without it, and move one of
-  // its experts that the roomy rank lacks. Such an expert exists, since the full rank has more
-  // experts than the roomy one.
+  // its experts that the roomy rank lacks. It exists, since the full rank has more experts.
   const size_t roomy = lightest(ranks, slots, -1);
   for (RankSlots& full : ranks) {
     if (full.has(replica.expert)) continue;

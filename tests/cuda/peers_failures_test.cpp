@@ -143,7 +143,7 @@ TEST_P(CudaPeersFailures, WhatDoesNotGoIsNamedOnEveryRank) {
             HasSubstr("rank 0: peers: expected an exchange without devices, got one with peers"));
         EXPECT_THAT(
             use_nccl(rank.exchange, "cuda:0").message(),
-            HasSubstr("rank 0: nccl: expected an exchange without peers, got one with them"));
+            HasSubstr("rank 0: nccl: expected an exchange without devices, got one with peers"));
         Batch wrong = rank.batch.spec;
         if (mine) wrong.hidden = nullptr;
         EXPECT_EQ(rank.layer.run(wrong, rank.workspace.data(), rank.workspace_bytes, rank.stream)

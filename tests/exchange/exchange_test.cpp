@@ -77,27 +77,11 @@ TEST_P(Exchanges, AllReduceAddsInTheOrderOfTheRanks) {
         for (int r = 1; r < exchange.world(); ++r) sum += element(r, i);
         expected[static_cast<size_t>(i)] = sum;
       }
-      ASSERT_OK(exchange.all_reduce(data.data(), count, DType::kF32));
+      ASSERT_OK(exchange.all_reduce(data.data(), count));
       for (size_t i = 0; i < data.size(); ++i)
         ASSERT_EQ(std::bit_cast<uint32_t>(data[i]), std::bit_cast<uint32_t>(expected[i])) << i;
     });
   }
-}
-
-TEST_P(Exchanges, AllReduceOfBf16AddsInFp32AndRoundsOnce) {
-  constexpr int64_t kCount = 333;
-  on_all([](Exchange& exchange) {
-    std::vector<uint16_t> data(kCount), expected(kCount);
-    for (int64_t i = 0; i < kCount; ++i) {
-      const auto value = [i](int rank) { return bf16_from_float(element(rank, i) * 0.7f); };
-      data[static_cast<size_t>(i)] = value(exchange.rank());
-      float sum = bf16_to_float(value(0));
-      for (int r = 1; r < exchange.world(); ++r) sum += bf16_to_float(value(r));
-      expected[static_cast<size_t>(i)] = bf16_from_float(sum);
-    }
-    ASSERT_OK(exchange.all_reduce(data.data(), kCount, DType::kBf16));
-    EXPECT_EQ(data, expected);
-  });
 }
 
 TEST_P(Exchanges, AllGatherAndBarrier) {
@@ -242,10 +226,8 @@ TEST_P(Exchanges, ArgumentsAreRefusedBeforeAnythingIsSent) {
     sizes[0] = 4;
     EXPECT_THAT(exchange.all_to_all_v(nullptr, sizes, bytes.data(), sizes),
                 Refused(Code::kInvalidArgument, "send: expected a pointer"));
-    EXPECT_THAT(exchange.all_reduce(bytes.data(), 1, DType::kF16),
-                Refused(Code::kInvalidArgument, "expected F32 or BF16, got F16"));
-    EXPECT_THAT(exchange.all_reduce(bytes.data(), -1, DType::kF32),
-                Refused(Code::kInvalidArgument, "count"));
+    float value = 0;
+    EXPECT_THAT(exchange.all_reduce(&value, -1), Refused(Code::kInvalidArgument, "count"));
     EXPECT_THAT(exchange.all_gather(bytes.data(), -1, bytes.data()),
                 Refused(Code::kInvalidArgument, "bytes"));
     EXPECT_OK(exchange.barrier());
@@ -306,7 +288,7 @@ TEST(ThreadGroups, DifferentOperationsAreRefusedOnAll) {
     int64_t all[2] = {};
     float value = 0;
     const Status status = exchange.rank() == 0 ? exchange.all_gather(&one, sizeof(one), all)
-                                               : exchange.all_reduce(&value, 1, DType::kF32);
+                                               : exchange.all_reduce(&value, 1);
     EXPECT_THAT(status.message(), HasSubstr("got all_gather on rank 0 and all_reduce on rank 1"));
   });
 }

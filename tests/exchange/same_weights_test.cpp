@@ -8,7 +8,7 @@
 
 #include "exchange/parallel_case.h"
 #include "moe/registry.h"
-#include "parallel/weights_id.h"
+#include "parallel/open.h"
 #include "support/checkpoint_builder.h"
 
 namespace nvfp4_moe::internal::test {

@@ -50,8 +50,8 @@ Status check_blocks(const char* name, std::span<const int64_t> blocks, int world
 
 }  // namespace
 
-// Claims the exchange for one call. Two concurrent calls on one rank would reach the other ranks in
-// no defined order. A poll is short, so a call waits for it.
+// Claims the exchange for one call: two at once would reach the other ranks in no defined order. A
+// poll is short, so a call waits for it.
 class Exchange::Call {
  public:
   explicit Call(Exchange& exchange, Use use = Use::kCall) : exchange_(exchange) {
@@ -113,8 +113,7 @@ Exchange::Exchange(std::unique_ptr<Transport> transport, int rank, int world, Ti
 
 Exchange::~Exchange() {
   if (!forked()) return;
-  // Do not run their destructors in the child: they wait for threads that do not exist here, and
-  // CUDA does not work after a fork.
+  // Their destructors wait for threads that do not exist in the child, and for CUDA.
   static_cast<void>(device_.release());
   static_cast<void>(peers_.release());
   transport_.release()->drop_in_child();

@@ -1,6 +1,5 @@
-// Every rank allocates its own memory for a region and opens that of all others: by address if they
-// share a process, otherwise by handle. When a region grows, its old memory stays allocated, since
-// captured graphs hold its addresses.
+// Every rank allocates its own memory for a region and opens that of all others: by address in one
+// process, otherwise by handle. Old memory stays allocated, since captured graphs hold its address.
 #include "exchange/peers.h"
 
 #include <unistd.h>
@@ -188,8 +187,7 @@ class Peers : public PeerMemory {
   const PeerLink& link() const override { return link_; }
 
   Status state() override {
-    // Check now, not at the watch's next poll: a run that starts a collective call would otherwise
-    // wait for the late rank again.
+    // Check now, not at the watch's next poll: a run would otherwise wait for the late rank again.
     NVFP4_MOE_TRY(state_of_work());
     const Watch::Lock lock = watch_->lock();
     return watch_->failure();

@@ -145,42 +145,35 @@ class DeviceAllReduce : public AllReduce {
   }
 
   Status sum(const Batch& batch, const Spans& s, void* stream) override {
-    const int64_t count = values(batch.tokens), bytes = count * kF32Bytes;
+    DeviceTransport& transport = *exchange().device();
+    const int64_t count = values(batch.tokens), width = bits(batch.out_dtype) / 8;
     NVFP4_MOE_ASSIGN(const uint64_t capture, layer_.backend().memory->capture_id(stream));
     const bool captured = capture != 0;
-    DeviceTransport& transport = *exchange().device();
-    if (bytes <= kGatheredBytes) {
-      std::fill(recv_bytes_.begin(), recv_bytes_.end(), bytes);
+    if (count * kF32Bytes <= kGatheredBytes) {
+      std::fill(recv_bytes_.begin(), recv_bytes_.end(), count * kF32Bytes);
       NVFP4_MOE_TRY(transport.all_gather(s.partial, recv_bytes_.data(), s.parts, stream, captured));
       const SumOfRanks call{s.parts, world(), count, batch.out, batch.out_dtype};
       NVFP4_MOE_TRY(device_.sum_of_ranks(device(), call, stream));
     } else {
-      NVFP4_MOE_TRY(sum_shards(batch, s, captured, stream));
+      const Shard mine = Shard::of(count, rank(), world());
+      for (int r = 0; r < world(); ++r) {
+        send_bytes_[static_cast<size_t>(r)] = Shard::of(count, r, world()).count() * kF32Bytes;
+        recv_bytes_[static_cast<size_t>(r)] = mine.count() * kF32Bytes;
+      }
+      const AllToAll shards{"all_reduce",       reinterpret_cast<const std::byte*>(s.partial),
+                            send_bytes_.data(), reinterpret_cast<std::byte*>(s.parts),
+                            recv_bytes_.data(), exchange().timeout()};
+      NVFP4_MOE_TRY(transport.all_to_all_v(shards, stream, captured));
+      auto* const own = static_cast<std::byte*>(batch.out) + mine.first * width;
+      const SumOfRanks call{s.parts, world(), mine.count(), own, batch.out_dtype};
+      NVFP4_MOE_TRY(device_.sum_of_ranks(device(), call, stream));
+      for (int r = 0; r < world(); ++r)
+        recv_bytes_[static_cast<size_t>(r)] = Shard::of(count, r, world()).count() * width;
+      NVFP4_MOE_TRY(transport.all_gather(own, recv_bytes_.data(), batch.out, stream, captured));
     }
-    return device_.check_sum(
-        device(),
-        {batch.out, batch.out_dtype, count, transport.failure_word(), &s.status->nonfinite_outputs},
-        stream);
-  }
-
-  Status sum_shards(const Batch& batch, const Spans& s, bool captured, void* stream) {
-    DeviceTransport& transport = *exchange().device();
-    const int64_t count = values(batch.tokens), width = bits(batch.out_dtype) / 8;
-    const Shard mine = Shard::of(count, rank(), world());
-    for (int r = 0; r < world(); ++r) {
-      send_bytes_[static_cast<size_t>(r)] = Shard::of(count, r, world()).count() * kF32Bytes;
-      recv_bytes_[static_cast<size_t>(r)] = mine.count() * kF32Bytes;
-    }
-    const AllToAll shards{"all_reduce",       reinterpret_cast<const std::byte*>(s.partial),
-                          send_bytes_.data(), reinterpret_cast<std::byte*>(s.parts),
-                          recv_bytes_.data(), exchange().timeout()};
-    NVFP4_MOE_TRY(transport.all_to_all_v(shards, stream, captured));
-    auto* const own = static_cast<std::byte*>(batch.out) + mine.first * width;
-    const SumOfRanks call{s.parts, world(), mine.count(), own, batch.out_dtype};
-    NVFP4_MOE_TRY(device_.sum_of_ranks(device(), call, stream));
-    for (int r = 0; r < world(); ++r)
-      recv_bytes_[static_cast<size_t>(r)] = Shard::of(count, r, world()).count() * width;
-    return transport.all_gather(own, recv_bytes_.data(), batch.out, stream, captured);
+    const CheckSum check{batch.out, batch.out_dtype, count, transport.failure_word(),
+                         &s.status->nonfinite_outputs};
+    return device_.check_sum(device(), check, stream);
   }
 
   const DeviceRanks& device_;

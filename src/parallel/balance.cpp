@@ -42,8 +42,7 @@ struct RankSlots {
 };
 
 // The number of slots of each expert. The first `hot` redundant slots go, one by one, to the expert
-// with the most load per slot. The rest go to the experts with the least load, where they do least
-// harm.
+// with the most load per slot. The rest go to the experts with the least load.
 std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, int64_t slots,
                                     int64_t hot) {
   std::vector<int64_t> counts(load.size(), 1);
@@ -62,8 +61,7 @@ std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, i
   return counts;
 }
 
-// The rank with the least load that has room and, if `expert` is given, does not hold it; world if
-// there is no such rank.
+// The rank with the least load that has room and does not hold `expert` (if 0 or more), or world.
 size_t lightest(const std::vector<RankSlots>& ranks, size_t slots, int64_t expert) {
   size_t best = ranks.size();
   for (size_t r = 0; r < ranks.size(); ++r) {
@@ -140,8 +138,7 @@ std::vector<RankSlots> greedy_ranks(std::span<const uint64_t> load, int world, s
   return ranks;
 }
 
-// Deals out the experts round-robin, heaviest first, starting again when all are dealt. A rank
-// takes consecutive experts and at most as many as there are, so it never holds one twice.
+// Deals out the experts round-robin, heaviest first. No rank gets an expert twice.
 std::vector<RankSlots> dealt_ranks(std::span<const uint64_t> load, int world, size_t slots) {
   std::vector<int64_t> order(load.size());
   std::iota(order.begin(), order.end(), 0);

@@ -7,8 +7,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Implements PeerDevice (exchange/peers.h) with a backend's functions. facts: of a device kind that
-// device_peers and device_memory support.
+// Implements PeerDevice (exchange/peers.h) with a backend's functions.
 class BackendPeerDevice : public PeerDevice {
  public:
   explicit BackendPeerDevice(const DeviceFacts& facts)
@@ -62,8 +61,7 @@ class BackendPeerDevice : public PeerDevice {
 Result<std::shared_ptr<const FailureWord>> make_failure_word(const DeviceRanks& ranks, int device) {
   uint32_t *word = nullptr, *on_device = nullptr;
   NVFP4_MOE_TRY(ranks.make_host_word(device, &word, &on_device));
-  // By the time it is dropped the layers are gone. Freeing their memory has waited for all kernels
-  // that read the word.
+  // It is dropped after the layers. Freeing their memory has waited for kernels that read the word.
   return std::shared_ptr<const FailureWord>(new FailureWord{word, on_device},
                                             [&ranks, device](const FailureWord* dropped) {
                                               ranks.drop_host_word(device, dropped->word);

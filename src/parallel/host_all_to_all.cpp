@@ -49,9 +49,8 @@ bool is_scale(float value, float least) {
   return value >= least && value <= std::numeric_limits<float>::max();
 }
 
-// Ok if the row's flag and scales can come from a rank's quantizer; otherwise kIo with the field
-// and its value. Scales must be checked because the exact sum of int8_block derives an index from
-// one. Codes need no check: every value is valid.
+// Ok if the row's flag and scales can come from a rank's quantizer. Scales must be checked because
+// the exact sum of int8_block derives an index from one. Every code is valid.
 Status check_received(const ActivationBuffers& activations, ActivationFormat format, int64_t hidden,
                       int64_t row) {
   const uint8_t flag = activations.nonfinite[row];

@@ -2,7 +2,8 @@
 // fp32 -> out (count) after it.
 //
 // Each element is added by one thread in rank order, so every rank and every transport gets the
-// bits of the host's sum. Memory is the limit.
+// bits of the host's sum. Memory is the limit: a thread has 8 elements and reads each part as two
+// 16-byte words.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -102,9 +103,14 @@ Status sum_of_ranks(int device, const SumOfRanks& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const unsigned ctas = ctas_of(call.count / kRankElements);
-  return with_dtype(call.out_dtype, [&](auto out) {
-    return launch<sum_kernel<out.value>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
-  });
+  switch (call.out_dtype) {
+    case DType::kF32:
+      return launch<sum_kernel<DType::kF32>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
+    case DType::kF16:
+      return launch<sum_kernel<DType::kF16>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
+    default:
+      return launch<sum_kernel<DType::kBf16>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
+  }
 }
 
 Status check_sum(int device, const CheckSum& call, void* stream) {
@@ -115,9 +121,14 @@ Status check_sum(int device, const CheckSum& call, void* stream) {
       check(cudaMemsetAsync(call.nonfinite, 0, sizeof(*call.nonfinite), queue), "check_sum"));
   if (call.count == 0) return {};
   const unsigned ctas = std::min(ctas_of(call.count / kRankElements), kCheckCtas);
-  return with_dtype(call.dtype, [&](auto type) {
-    return launch<check_kernel<type.value>>("check_sum", ctas, kRankThreads, 0, stream, call);
-  });
+  switch (call.dtype) {
+    case DType::kF32:
+      return launch<check_kernel<DType::kF32>>("check_sum", ctas, kRankThreads, 0, stream, call);
+    case DType::kF16:
+      return launch<check_kernel<DType::kF16>>("check_sum", ctas, kRankThreads, 0, stream, call);
+    default:
+      return launch<check_kernel<DType::kBf16>>("check_sum", ctas, kRankThreads, 0, stream, call);
+  }
 }
 
 Status set_event(int device, void** event, void* stream) {

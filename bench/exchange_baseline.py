@@ -3,7 +3,7 @@
 GEMMs.
 
     torchrun --nproc-per-node 2 bench/exchange_baseline.py --hidden 4096 --experts 256 --top-k 6 --tokens 2,32,1024
-    --out FILE.json python3 bench/exchange_baseline.py --table FILE.json
+    --out FILE.json
 
 A baseline for `nvfp4-moe bench --ep`, with the same --tokens and --routing: tokens of all ranks together, each rank has
 a part.
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import platform
 import shlex
@@ -316,11 +315,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: over gloo, on trial")
     parser.add_argument("--out", help="where the JSON goes")
-    parser.add_argument("--table", metavar="JSON", help="print the table of a JSON, and measure nothing")
     options = parser.parse_args()
-    if options.table:
-        print(table(json.loads(Path(options.table).read_text())))
-        return
     import torch
 
     rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "0")))
@@ -331,7 +326,6 @@ def main() -> None:
     device = torch.device(options.device, int(os.environ["LOCAL_RANK"]) if options.device == "cuda" else None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if device.type == "cuda":
         torch.distributed.init_process_group("nccl", device_id=device)
     else:
         torch.distributed.init_process_group("gloo")

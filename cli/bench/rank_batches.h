@@ -42,6 +42,13 @@ std::vector<int> busiest_ranks(const ColdBatches& batches, int64_t top_k,
 // (num_experts) assignments of all batches, from which a placement is proposed.
 std::vector<uint64_t> load_of(const ColdBatches& batches, int64_t num_experts);
 
+// Bytes that a rank sends to others over peer memory in one run of a batch of all ranks' tokens. No
+// call reports them, so they are computed. all_reduce has only combine.
+struct PeerBytes {
+  int64_t dispatch = 0, combine = 0;
+};
+PeerBytes peer_bytes(const RankCombine& ranks, const RandomTokens& batch);
+
 }  // namespace nvfp4_moe::internal::cli
 
 namespace nvfp4_moe::internal {

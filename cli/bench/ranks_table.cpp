@@ -3,36 +3,35 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
+#include <numeric>
 
 #include "cli/console/lists.h"
 
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-double median_us(const RanksRound& round) { return median(round.slowest_us); }
 double p90_us(const RanksRound& round) {
-  return round.slowest_us[static_cast<size_t>(
-      0.9 * static_cast<double>(round.slowest_us.size() - 1) + 0.5)];
+  return round.us[static_cast<size_t>(0.9 * static_cast<double>(round.us.size() - 1) + 0.5)];
 }
 
 template <class Value>
-double over_rounds(const RanksCell& of, const Value& value) {
+std::vector<double> by_round(const RanksCell& of, const Value& value) {
   std::vector<double> values;
   for (const RanksRound& round : of.rounds) values.push_back(value(round));
-  return median(std::move(values));
+  return values;
+}
+std::vector<double> medians_us(const RanksCell& of) {
+  return by_round(of, [](const RanksRound& round) { return median(round.us); });
 }
 
 // For each rank, the median over the rounds of value(round, rank).
 template <class Value>
-std::vector<double> by_rank(const RanksCell& of, const Value& value) {
+std::vector<double> by_rank(const RanksCell& of, size_t ranks, const Value& value) {
   std::vector<double> values;
-  for (size_t rank = 0; rank < of.rounds.front().ranks.size(); ++rank)
-    values.push_back(over_rounds(of, [&](const RanksRound& round) { return value(round, rank); }));
+  for (size_t rank = 0; rank < ranks; ++rank)
+    values.push_back(median(by_round(of, [&](const RanksRound& r) { return value(r, rank); })));
   return values;
 }
-
-double of_all(const RanksCell& of) { return over_rounds(of, median_us); }
 
 // The cell of `combine` (and of that placement) with otherwise the same parameters, or null.
 const RanksCell* beside(const RanksCell& of, const std::vector<RanksCell>& cells,
@@ -45,70 +44,65 @@ const RanksCell* beside(const RanksCell& of, const std::vector<RanksCell>& cells
   return found == cells.end() ? nullptr : &*found;
 }
 
-// The time that the exchange adds to the ranks' own experts, median of the rounds.
-std::optional<double> exchange_us(const RanksCell& of, const std::vector<RanksCell>& cells) {
-  const RanksCell* const own =
-      of.same_work ? beside(of, cells, kOwnExperts, of.placement) : nullptr;
-  if (own == nullptr) return std::nullopt;
-  std::vector<double> us;
-  for (size_t round = 0; round < of.rounds.size(); ++round)
-    us.push_back(median_us(of.rounds[round]) - median_us(own->rounds[round]));
-  return median(std::move(us));
-}
-
 Cell name_cell(const std::string& name) { return name.empty() ? no_cell() : cell(name); }
-Cell share_cell(double share) { return {fmt::format("{:.0f}", 100 * share), share}; }
-
-std::vector<Cell> refused_row(const RanksCell& of) {
-  std::vector<Cell> cells = {
-      cell(of.backend), cell(of.activation_format), no_cell(),         no_cell(),
-      no_cell(),        cell(of.combine),           name_cell(of.over)};
-  cells.resize(21, no_cell());
-  cells.push_back(cell("refused: " + of.refused, Style::kWarning));
-  cells.back().value = of.refused;
-  return cells;
-}
 
 std::vector<Cell> row(const RanksCell& of, const std::vector<RanksCell>& cells) {
-  const bool ranks = of.combine != kOneRank, exchanges = ranks && of.combine != kOwnExperts;
-  const std::vector<double> us =
-      by_rank(of, [](const RanksRound& r, size_t rank) { return r.rank_median_us(rank); });
-  const std::vector<double> sent =
-      by_rank(of, [](const RanksRound& r, size_t rank) { return r.sent_bytes(rank); });
+  const std::vector<double> us = medians_us(of);
+  const double median_us = median(us);
+  const size_t ranks = of.rounds.front().rank_us.size();
   const RanksCell* const one = beside(of, cells, kOneRank, "");
-  const std::optional<double> added_us = exchange_us(of, cells);
-  const double most_sent = *std::max_element(sent.begin(), sent.end());
   int64_t runs = 0;
-  std::vector<double> medians;
-  for (const RanksRound& round : of.rounds) {
-    runs += static_cast<int64_t>(round.slowest_us.size());
-    medians.push_back(median_us(round));
-  }
-  const auto [least, most] = std::minmax_element(medians.begin(), medians.end());
-  std::vector<Cell> made = {
-      cell(of.backend), cell(of.activation_format), cell(of.tokens), cell(of.routing),
-      cell(of.busiest, "{:.2f}"), cell(of.combine), name_cell(of.over), name_cell(of.placement),
-      cell(of_all(of), "{:.1f}"), cell(over_rounds(of, p90_us), "{:.1f}"),
-      ranks && one != nullptr ? cell(of_all(of) / of_all(*one), "{:.2f}") : no_cell(),
-      exchanges ? Cell{bytes_text(static_cast<uint64_t>(most_sent)), most_sent} : no_cell(),
-      added_us ? cell(*added_us, "{:.1f}") : no_cell(),
+  for (const RanksRound& round : of.rounds) runs += std::ssize(round.us);
+  std::vector<Cell> made = {cell(of.backend),
+                            cell(of.activation_format),
+                            cell(of.tokens),
+                            cell(of.routing),
+                            cell(of.busiest, "{:.2f}"),
+                            cell(of.combine),
+                            name_cell(of.over),
+                            name_cell(of.placement),
+                            cell(median_us, "{:.1f}"),
+                            cell(median(by_round(of, p90_us)), "{:.1f}"),
+                            one == nullptr || one == &of
+                                ? no_cell()
+                                : cell(median_us / median(medians_us(*one)), "{:.2f}")};
+  const auto rank_us =
+      by_rank(of, ranks, [](const RanksRound& r, size_t rank) { return r.rank_us[rank]; });
+  Json parts;
+  if (of.combine == kOneRank || of.combine == kOwnExperts) {
+    made.insert(made.end(), 3 + kWireParts, no_cell());
+  } else {
+    const auto sent = by_rank(of, ranks, [](const RanksRound& r, size_t rank) {
+      return std::reduce(r.sent_bytes[rank].begin(), r.sent_bytes[rank].end());
+    });
+    const double most_sent = *std::max_element(sent.begin(), sent.end());
+    made.push_back({bytes_text(static_cast<uint64_t>(most_sent)), most_sent});
+    // The time that the exchange adds to the ranks' own experts, median of the rounds.
+    if (const RanksCell* const own =
+            of.same_work ? beside(of, cells, kOwnExperts, of.placement) : nullptr) {
+      std::vector<double> added = us;
+      const std::vector<double> own_us = medians_us(*own);
+      for (size_t round = 0; round < us.size(); ++round) added[round] -= own_us[round];
+      const double added_us = median(std::move(added));
+      made.push_back(cell(added_us, "{:.1f}"));
       // No rate if the exchange's time is smaller than the noise.
-      added_us && *added_us > 0 && most_sent > 0 ? cell(most_sent * 1e-3 / *added_us, "{:.2f}")
-                                                 : no_cell()};
-  Json parts = Json::object();
-  for (size_t part = 0; part < kWireParts; ++part) {
-    const auto which = static_cast<WirePart>(part);
-    const double share = over_rounds(of, [&](const RanksRound& r) { return r.share(which); });
-    const bool timed = exchanges && !of.on_device;
-    made.push_back(timed ? share_cell(share) : no_cell());
-    parts[kWirePartNames[part]] =
-        by_rank(of, [&](const RanksRound& r, size_t rank) { return r.sent_bytes(rank, which); });
+      made.push_back(added_us > 0 && most_sent > 0 ? cell(most_sent * 1e-3 / added_us, "{:.2f}")
+                                                   : no_cell());
+    } else {
+      made.insert(made.end(), 2, no_cell());
+    }
+    for (size_t part = 0; part < kWireParts; ++part) {
+      const double share =
+          median(by_round(of, [&](const RanksRound& round) { return round.shares[part]; }));
+      made.push_back(of.on_device ? no_cell() : Cell{fmt::format("{:.0f}", 100 * share), share});
+      parts[kWirePartNames[part]] = by_rank(
+          of, ranks, [&](const RanksRound& r, size_t rank) { return r.sent_bytes[rank][part]; });
+    }
   }
   made.push_back(cell(runs));
+  made.push_back({"", rank_us});
+  made.push_back({"", parts});
   made.push_back({"", us});
-  made.push_back({"", exchanges ? parts : Json(nullptr)});
-  made.push_back({"", {*least, *most}});
-  made.push_back({"", nullptr});
   return made;
 }
 
@@ -116,22 +110,21 @@ std::vector<Cell> row(const RanksCell& of, const std::vector<RanksCell>& cells) 
 
 bool is_noisy(const RanksCell& of) {
   return std::any_of(of.rounds.begin(), of.rounds.end(), [](const RanksRound& round) {
-    return p90_us(round) > 1.5 * round.slowest_us.front();
+    return p90_us(round) > 1.5 * round.us.front();
   });
 }
 
 Table ranks_table(const std::vector<RanksCell>& cells) {
-  const auto any = [&](const auto& has) { return std::any_of(cells.begin(), cells.end(), has); };
-  const bool refuses = any([](const RanksCell& c) { return !c.refused.empty(); });
-  const bool balances = any([](const RanksCell& c) { return c.placement == "balanced"; });
-  const bool devices = any([](const RanksCell& c) { return !c.over.empty(); });
+  const bool balances = std::any_of(cells.begin(), cells.end(), [](const RanksCell& cell) {
+    return cell.placement == "balanced";
+  });
   Table table({{"backend", "backend", false},
                {"activation_format", "activations", false},
                {"tokens", "tokens"},
                {"routing", "routing", false},
                {"busiest_over_even", "busiest"},
                {"combine", "over ranks", false},
-               {"over", devices ? "over" : "", false},
+               {"over", "", false},
                {"placement", balances ? "placement" : "", false},
                {"median_us", "median us"},
                {"p90_us", "p90 us"},
@@ -145,28 +138,9 @@ Table ranks_table(const std::vector<RanksCell>& cells) {
                {"runs", "runs"},
                {"rank_median_us", ""},
                {"rank_sent_bytes", ""},
-               {"range_us", ""},
-               {"refused", refuses ? "note" : "", false}});
-  for (const RanksCell& of : cells)
-    table.add(of.refused.empty() ? row(of, cells) : refused_row(of));
+               {"round_median_us", ""}});
+  for (const RanksCell& of : cells) table.add(row(of, cells));
   return table;
-}
-
-Json ranks_round_json(const RanksCell& of, size_t number) {
-  const RanksRound& round = of.rounds[number];
-  Json us = Json::array();
-  for (size_t rank = 0; rank < round.ranks.size(); ++rank) us.push_back(round.rank_median_us(rank));
-  return {{"backend", of.backend},
-          {"activation_format", of.activation_format},
-          {"tokens", of.tokens},
-          {"routing", of.routing},
-          {"combine", of.combine},
-          {"over", of.over.empty() ? Json() : Json(of.over)},
-          {"placement", of.placement.empty() ? Json() : Json(of.placement)},
-          {"round", number},
-          {"median_us", median_us(round)},
-          {"runs", round.slowest_us.size()},
-          {"rank_median_us", us}};
 }
 
 }  // namespace nvfp4_moe::internal::cli

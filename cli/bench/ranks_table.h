@@ -26,7 +26,6 @@ struct RanksCell {
   // ranks compute the same as kOwnExperts, so the difference in time is the exchange's
   bool same_work = false;
   std::vector<RanksRound> rounds;  // without transfers for one rank
-  std::string refused;  // why there are no times; then the fields from tokens on are not set
 };
 
 // Whether p90 of a round is more than 1.5 times its fastest run.
@@ -35,7 +34,5 @@ bool is_noisy(const RanksCell& cell);
 // format, tokens and routing. "exchange us" is the difference, round by round, to the cell of
 // kOwnExperts that also has the same placement.
 Table ranks_table(const std::vector<RanksCell>& cells);
-// One round of a cell, for JSON.
-Json ranks_round_json(const RanksCell& cell, size_t round);
 
 }  // namespace nvfp4_moe::internal::cli

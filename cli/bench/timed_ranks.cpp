@@ -6,8 +6,6 @@
 #include <numeric>
 #include <utility>
 
-#include "cli/bench/peer_bytes.h"
-
 namespace nvfp4_moe::internal::cli {
 namespace {
 
@@ -15,38 +13,80 @@ using Clock = std::chrono::steady_clock;
 
 constexpr Timeout kSlowest{30 * 60 * 1000};  // while a rank packs its layers and makes its batches
 
+Status place(const MoeLayer& layer, const Batch& batch, std::vector<PlacedBatch>& placed) {
+  NVFP4_MOE_ASSIGN(PlacedBatch one, PlacedBatch::place(layer, batch));
+  placed.push_back(std::move(one));
+  return {};
+}
+
 double microseconds_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
+// The round of all ranks from their runs, (world, runs).
+RanksRound round_of(const std::vector<RankRun>& all, size_t world) {
+  const size_t runs = all.size() / world;
+  RanksRound round;
+  round.us.resize(runs);
+  std::vector<double> busiest_us(runs);
+  double total_us = 0;
+  for (size_t rank = 0; rank < world; ++rank) {
+    std::vector<double> us;
+    OfParts& sent = round.sent_bytes.emplace_back();
+    for (size_t run = 0; run < runs; ++run) {
+      const RankRun& one = all[rank * runs + run];
+      us.push_back(one.us);
+      round.us[run] = std::max(round.us[run], one.us);
+      busiest_us[run] += one.as_busiest_us;
+      total_us += one.us;
+      for (size_t part = 0; part < kWireParts; ++part) {
+        sent[part] += one.sent_bytes[part] / static_cast<double>(runs);
+        round.shares[part] += one.part_us[part];
+      }
+    }
+    round.rank_us.push_back(median(std::move(us)));
+  }
+  for (double& share : round.shares) share /= total_us;
+  for (size_t run = 0; run < runs; ++run)
+    if (busiest_us[run] > 0) round.us[run] = busiest_us[run];
+  std::sort(round.us.begin(), round.us.end());
+  return round;
+}
+
 }  // namespace
 
-double RanksRound::rank_median_us(size_t rank) const {
-  std::vector<double> us;
-  for (const RankRun& run : ranks[rank]) us.push_back(run.us);
-  return median(std::move(us));
+void WireRecorder::add(const Transfer& transfer) {
+  WirePart part = WirePart::kAgree;
+  if (transfer.what == "all_to_all_v") {
+    part = dispatched_ ? WirePart::kCombine : WirePart::kDispatch;
+    dispatched_ = true;
+  } else if (transfer.what == "dispatch") {
+    part = WirePart::kDispatch;
+  } else if (transfer.on_device || transfer.what == "all_reduce") {
+    part = WirePart::kCombine;
+  }
+  add(part, transfer.sent_bytes, transfer.us);
 }
 
-double RanksRound::sent_bytes(size_t rank) const {
-  double sum = 0;
-  for (const RankRun& run : ranks[rank]) sum += run.all_sent_bytes();
-  return sum / static_cast<double>(ranks[rank].size());
+void WireRecorder::add(WirePart part, int64_t sent_bytes, double us) {
+  run_.part_us[static_cast<size_t>(part)] += us;
+  run_.sent_bytes[static_cast<size_t>(part)] += static_cast<double>(sent_bytes);
 }
 
-double RanksRound::sent_bytes(size_t rank, WirePart part) const {
-  double sum = 0;
-  for (const RankRun& run : ranks[rank]) sum += run.sent_bytes[static_cast<size_t>(part)];
-  return sum / static_cast<double>(ranks[rank].size());
+RankHosts::RankHosts(const LocalRanks& ranks, const std::function<std::string(int index)>& device,
+                     int threads)
+    : ranks_(ranks), threads_(threads), hosts_(static_cast<size_t>(ranks.here())) {
+  for (int index = 0; index < ranks.here(); ++index) {
+    Host& host = hosts_[static_cast<size_t>(index)];
+    host.device = device(index);
+    host.executor = make_thread_pool(threads);
+    ranks.exchange(index)->set_observer(
+        [&host](const Transfer& transfer) { host.recorder.add(transfer); });
+  }
 }
 
-double RanksRound::share(WirePart part) const {
-  double of_part = 0, all = 0;
-  for (const std::vector<RankRun>& runs : ranks)
-    for (const RankRun& run : runs) {
-      of_part += run.part_us[static_cast<size_t>(part)];
-      all += run.us;
-    }
-  return of_part / all;
+RankHosts::~RankHosts() {
+  for (int index = 0; index < ranks_.here(); ++index) ranks_.exchange(index)->set_observer({});
 }
 
 Result<TimedRanks> TimedRanks::open(RankHosts& hosts, const Subject& subject,
@@ -57,20 +97,16 @@ Result<TimedRanks> TimedRanks::open(RankHosts& hosts, const Subject& subject,
   for (int index = 0; index < ranks.here(); ++index)
     timed.ranks_.push_back(std::make_unique<Rank>());
   RanksProgress combined(ranks, progress);
-  std::vector<Status> opened(timed.ranks_.size());
-  NVFP4_MOE_TRY(ranks.each([&](int index) -> Status {
-    opened[static_cast<size_t>(index)] =
-        timed.open_rank(index, subject, backend, combined.of_rank(index));
-    return {};  // collective as well
+  NVFP4_MOE_TRY(ranks.each([&](int index) {
+    return timed.open_rank(index, subject, backend, combined.of_rank(index));
   }));
-  NVFP4_MOE_TRY(opened.front());
   return timed;
 }
 
 Status TimedRanks::open_rank(int index, const Subject& subject, const std::string& backend,
                              const ProgressFn& progress) {
   Rank& rank = *ranks_[static_cast<size_t>(index)];
-  const RankHosts::Host& host = *hosts_->hosts_[static_cast<size_t>(index)];
+  const RankHosts::Host& host = hosts_->hosts_[static_cast<size_t>(index)];
   const std::shared_ptr<Exchange>& exchange = hosts_->ranks().exchange(index);
   const int world = exchange->world();
   const Result<MoeConfig> config = MoeConfig::make(subject.options);
@@ -118,17 +154,6 @@ Batch TimedRanks::part_of(RandomTokens& tokens, int index) const {
   return batch;
 }
 
-Status TimedRanks::Prepared::add(const MoeLayer& layer, const Batch& batch) {
-  if (layer.backend().memory == nullptr) {
-    batches.push_back(batch);
-    return {};
-  }
-  NVFP4_MOE_ASSIGN(PlacedBatch in_memory, PlacedBatch::place(layer, batch));
-  batches.push_back(in_memory.batch());
-  placed.push_back(std::move(in_memory));
-  return {};
-}
-
 Status TimedRanks::rearrange(const Placement& placement, const LayerSource& source) {
   return hosts_->ranks().each([&](int index) -> Status {
     for (const auto& copy : ranks_[static_cast<size_t>(index)]->copies)
@@ -141,16 +166,16 @@ Status TimedRanks::prepare(const std::shared_ptr<ColdBatches>& batches, bool own
   batches_ = batches;
   return hosts_->ranks().each([&](int index) -> Status {
     Rank& rank = *ranks_[static_cast<size_t>(index)];
-    rank.parts = {};
-    rank.own = {};
+    rank.parts.clear();
+    rank.own.clear();
     rank.own_slots.clear();
     rank.busiest.clear();
-    const auto place = [&]() -> Status {
+    const auto place_all = [&]() -> Status {
       for (RandomTokens& tokens : batches_->tokens)
-        NVFP4_MOE_TRY(rank.parts.add(*rank.copies.front(), part_of(tokens, index)));
+        NVFP4_MOE_TRY(place(*rank.copies.front(), part_of(tokens, index), rank.parts));
       return own_experts ? prepare_own(index) : Status();
     };
-    return exchange(index).agree(place(), kSlowest);
+    return exchange(index).agree(place_all(), kSlowest);
   });
 }
 
@@ -166,7 +191,7 @@ Status TimedRanks::prepare_own(int index) {
     Batch batch = tokens.batch();
     batch.topk_ids = slots.data();
     batch.out = rank.out.data();
-    NVFP4_MOE_TRY(rank.own.add(layer, batch));
+    NVFP4_MOE_TRY(place(layer, batch, rank.own));
   }
   const std::vector<int> busiest = busiest_ranks(*batches_, options_.top_k, placement, combine());
   for (size_t batch = 0; batch < busiest.size(); ++batch)
@@ -179,14 +204,14 @@ Status TimedRanks::run(const Rank& rank, RanksWork work, size_t batch, void* str
   void* const workspace = rank.workspace.data();
   const size_t bytes = rank.workspace.size_bytes();
   return work == RanksWork::kLayer
-             ? layer.run(rank.parts.batches[batch], workspace, bytes, stream)
-             : layer.run_local(rank.own.batches[batch], workspace, bytes, stream);
+             ? layer.run(rank.parts[batch].batch(), workspace, bytes, stream)
+             : layer.run_local(rank.own[batch].batch(), workspace, bytes, stream);
 }
 
 Status TimedRanks::time_runs(int index, const Repeat& repeat, RanksWork work,
                              std::vector<RankRun>& runs) const {
   const Rank& rank = *ranks_[static_cast<size_t>(index)];
-  WireRecorder& recorder = hosts_->hosts_[static_cast<size_t>(index)]->recorder;
+  WireRecorder& recorder = hosts_->hosts_[static_cast<size_t>(index)].recorder;
   Exchange& exchange = this->exchange(index);
   std::vector<uint8_t> goes_on(static_cast<size_t>(exchange.world()));
   const auto begin = Clock::now();
@@ -212,7 +237,7 @@ Status TimedRanks::time_runs(int index, const Repeat& repeat, RanksWork work,
 Status TimedRanks::time_replays(int index, const Repeat& repeat, RanksWork work,
                                 std::vector<RankRun>& runs) const {
   const Rank& rank = *ranks_[static_cast<size_t>(index)];
-  WireRecorder& recorder = hosts_->hosts_[static_cast<size_t>(index)]->recorder;
+  WireRecorder& recorder = hosts_->hosts_[static_cast<size_t>(index)].recorder;
   Exchange& exchange = this->exchange(index);
   const MoeLayer& layer = *rank.copies.front();
   const DeviceMeasures* const measures = layer.backend().measures;
@@ -285,26 +310,13 @@ Result<RanksRound> TimedRanks::time(const Repeat& repeat, RanksWork work) {
     std::vector<RankRun> runs;
     NVFP4_MOE_TRY(on_device ? time_replays(index, repeat, work, runs)
                             : time_runs(index, repeat, work, runs));
-    Exchange& exchange = this->exchange(index);
-    const auto world = static_cast<size_t>(exchange.world());
+    const auto world = static_cast<size_t>(exchange(index).world());
     std::vector<RankRun> all(world * runs.size());
-    NVFP4_MOE_TRY(exchange.all_gather(
+    NVFP4_MOE_TRY(exchange(index).all_gather(
         runs.data(), static_cast<int64_t>(runs.size() * sizeof(RankRun)), all.data()));
-    if (index != 0) return {};
-    for (size_t rank = 0; rank < world; ++rank)
-      round.ranks.emplace_back(all.begin() + static_cast<std::ptrdiff_t>(rank * runs.size()),
-                               all.begin() + static_cast<std::ptrdiff_t>((rank + 1) * runs.size()));
+    if (index == 0) round = round_of(all, world);
     return {};
   }));
-  for (size_t run = 0; run < round.ranks.front().size(); ++run) {
-    double slowest = 0, busiest = 0;
-    for (const std::vector<RankRun>& runs : round.ranks) {
-      slowest = std::max(slowest, runs[run].us);
-      busiest += runs[run].as_busiest_us;
-    }
-    round.slowest_us.push_back(busiest > 0 ? busiest : slowest);
-  }
-  std::sort(round.slowest_us.begin(), round.slowest_us.end());
   return round;
 }
 
@@ -312,28 +324,19 @@ Result<std::vector<uint16_t>> TimedRanks::outputs(RandomTokens& batch) {
   std::vector<uint16_t> all;
   NVFP4_MOE_TRY(hosts_->ranks().each([&](int index) -> Status {
     const Rank& rank = *ranks_[static_cast<size_t>(index)];
-    const MoeLayer& layer = *rank.copies.front();
-    Exchange& exchange = this->exchange(index);
     const Batch mine = part_of(batch, index);
-    NVFP4_MOE_ASSIGN(const PlacedBatch placed, PlacedBatch::place(layer, mine));
-    NVFP4_MOE_TRY(layer.run(placed.batch(), rank.workspace.data(), rank.workspace.size_bytes()));
-    if (const DeviceMemory* const memory = layer.backend().memory; memory != nullptr)
-      NVFP4_MOE_TRY(memory->synchronize(layer.weights().device));
-    NVFP4_MOE_TRY(placed.fetch());
+    NVFP4_MOE_TRY(run_from_host(*rank.copies.front(), mine).status());
     // Rank 0 receives them in the order of the ranks. With all_reduce it already has them.
-    const int world = exchange.world();
-    const auto sends = [&](int r) {
-      if (combine() == CombineBy::kAllReduce) return r == 0 ? batch.tokens : int64_t{0};
-      return first_token(batch.tokens, r + 1, world) - first_token(batch.tokens, r, world);
-    };
+    Exchange& exchange = this->exchange(index);
     const int64_t token_bytes = options_.hidden_size * 2;
-    std::vector<int64_t> send(static_cast<size_t>(world)), recv(static_cast<size_t>(world));
-    send[0] = sends(exchange.rank()) * token_bytes;
-    std::vector<uint16_t> received;
-    if (exchange.rank() == 0) {
-      for (int r = 0; r < world; ++r) recv[static_cast<size_t>(r)] = sends(r) * token_bytes;
-      received.resize(static_cast<size_t>(batch.tokens * options_.hidden_size));
-    }
+    const bool sends = combine() == CombineBy::kAllToAll || exchange.rank() == 0;
+    const int64_t bytes = sends ? mine.tokens * token_bytes : 0;
+    std::vector<int64_t> send(static_cast<size_t>(exchange.world())), recv(send.size());
+    NVFP4_MOE_TRY(exchange.all_gather(&bytes, sizeof(bytes), recv.data()));
+    send[0] = bytes;
+    if (exchange.rank() != 0) std::fill(recv.begin(), recv.end(), 0);
+    std::vector<uint16_t> received(static_cast<size_t>(std::reduce(recv.begin(), recv.end())) /
+                                   sizeof(uint16_t));
     NVFP4_MOE_TRY(exchange.all_to_all_v(rank.out.data(), send, received.data(), recv));
     if (exchange.rank() == 0) all = std::move(received);
     return {};

@@ -11,20 +11,75 @@
 // the busiest. A rank's own time is that of the graph of all batches.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/bench/rank_batches.h"
-#include "cli/bench/rank_hosts.h"
 #include "cli/bench/subject.h"
 #include "cli/bench/timed_layer.h"
+#include "exchange/local_ranks.h"
 #include "parallel/open.h"
-#include "parallel/placement.h"
 
 namespace nvfp4_moe::internal::cli {
+
+// The parts of a rank's exchange in a run. all_reduce has only a combine.
+enum class WirePart : uint8_t { kAgree, kDispatch, kCombine };
+inline constexpr size_t kWireParts = 3;
+inline constexpr const char* kWirePartNames[kWireParts] = {"agree", "dispatch", "combine"};
+using OfParts = std::array<double, kWireParts>;
+
+// One rank's run. Sent between ranks as raw bytes.
+struct RankRun {
+  double us = 0;
+  // own experts on devices: only the batches in which this rank is the busiest, per batch
+  double as_busiest_us = 0;
+  OfParts part_us{};     // zeros on devices
+  OfParts sent_bytes{};  // to other ranks
+};
+
+// Attributes transfers of one run to RankRun's parts by their operation.
+class WireRecorder {
+ public:
+  void begin_run() { dispatched_ = false; }
+  void clear() { run_ = RankRun(); }
+  void add(const Transfer& transfer);
+  void add(WirePart part, int64_t sent_bytes, double us = 0);
+  const RankRun& run() const { return run_; }
+
+ private:
+  RankRun run_;
+  bool dispatched_ = false;  // the run has had an all_to_all_v: later transfers are the combine
+};
+
+// The ranks of this process, for all layers that are timed over them. Records what they send.
+class RankHosts {
+ public:
+  // device(index): the device of rank first + index. threads: per rank.
+  RankHosts(const LocalRanks& ranks, const std::function<std::string(int index)>& device,
+            int threads);
+  ~RankHosts();
+  RankHosts(const RankHosts&) = delete;
+  RankHosts& operator=(const RankHosts&) = delete;
+  const LocalRanks& ranks() const { return ranks_; }
+  int threads() const { return threads_; }
+  const std::string& device(int index) const { return hosts_[static_cast<size_t>(index)].device; }
+
+ private:
+  friend class TimedRanks;
+  struct Host {
+    std::string device;
+    std::unique_ptr<Executor> executor;
+    WireRecorder recorder;
+  };
+  const LocalRanks& ranks_;
+  const int threads_;
+  std::vector<Host> hosts_;  // by index; the exchanges hold pointers to them
+};
 
 // The computation of the ranks in a timed run.
 enum class RanksWork : uint8_t {
@@ -34,14 +89,10 @@ enum class RanksWork : uint8_t {
 };
 
 struct RanksRound {
-  std::vector<std::vector<RankRun>> ranks;  // (world, runs)
-  std::vector<double> slowest_us;           // (runs) of the slowest rank of each batch, ascending
-  double rank_median_us(size_t rank) const;
-  // Mean over a rank's runs.
-  double sent_bytes(size_t rank) const;
-  double sent_bytes(size_t rank, WirePart part) const;
-  // The part's share of the total time of all ranks.
-  double share(WirePart part) const;
+  std::vector<double> us;           // (runs) of the slowest rank of each batch, ascending
+  std::vector<double> rank_us;      // (world) median of the rank's runs
+  std::vector<OfParts> sent_bytes;  // (world) mean of the rank's runs
+  OfParts shares{};                 // of the total time of all ranks
 };
 
 // The division of a layer over ranks.
@@ -54,8 +105,7 @@ struct RanksLayer {
 
 class TimedRanks {
  public:
-  // Packs the copies on every rank. kUnsupported on all ranks if they cannot run such a layer; the
-  // exchange remains usable.
+  // Packs the copies on every rank.
   static Result<TimedRanks> open(RankHosts& hosts, const Subject& subject,
                                  const std::string& backend, const RanksLayer& divided,
                                  const ProgressFn& progress);
@@ -74,21 +124,15 @@ class TimedRanks {
   Result<std::vector<uint16_t>> outputs(RandomTokens& batch);
 
  private:
-  // A rank's batches on the device of its layer.
-  struct Prepared {
-    std::vector<PlacedBatch> placed;  // on a device
-    std::vector<Batch> batches;
-    Status add(const MoeLayer& layer, const Batch& batch);
-  };
   struct Rank {
     std::vector<std::unique_ptr<MoeLayer>> copies;
     Buffer workspace;
-    std::vector<uint16_t> out;  // (max_tokens, hidden_size) of a run
-    Prepared parts;             // this rank's tokens of each batch
-    std::vector<std::vector<int32_t>>
-        own_slots;                // (batches)(tokens, top_k) -1 if the slot is another rank's
-    Prepared own;                 // all tokens of each batch, with own_slots
-    std::vector<size_t> busiest;  // the batches in which this rank is the busiest
+    std::vector<uint16_t> out;       // (max_tokens, hidden_size) of a run
+    std::vector<PlacedBatch> parts;  // this rank's tokens of each batch
+    // (batches)(tokens, top_k) -1 if the slot is another rank's
+    std::vector<std::vector<int32_t>> own_slots;
+    std::vector<PlacedBatch> own;  // all tokens of each batch, with own_slots
+    std::vector<size_t> busiest;   // the batches in which this rank is the busiest
   };
   TimedRanks(RankHosts& hosts, const Subject& subject, const RanksLayer& divided)
       : hosts_(&hosts), options_(subject.options), divided_(divided) {}

@@ -233,13 +233,12 @@ void add_bench(CLI::App& app, Invocation& invocation) {
             ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
             ->capture_default_str();
         verb.add_flag("--steps", options.steps, "Time each step of the layer separately too");
-        add_ranks(verb, options.ranks, "Time the layer over N ranks and on one");
+        add_ranks(verb, options.ranks, options.over, "Time the layer over N ranks and on one");
         verb.add_option("--combine", options.combine,
                         "With --ep, how ranks exchange, a list (default: all_to_all,all_reduce)");
         verb.add_option("--routing", options.routing,
                         "With --ep, how tokens select experts, a list of uniform, zipf (some "
                         "experts are popular) and hot (only experts of rank 0) (default: all)");
-        add_over(verb, options.over, true);
         add_html(verb, options.html);
         verb.add_flag("--balance", options.balance,
                       "With --ep, time zipf and hot again with a placement of experts that "

@@ -20,7 +20,7 @@ struct BenchVerb {
   bool steps = false;
   int ranks = 0;                 // --ep; 0: not given, one rank
   std::string combine, routing;  // lists; empty: all
-  std::string over;              // a list; empty: nccl on GPUs
+  std::string over;              // empty: nccl on GPUs
   bool balance = false;
   std::optional<int64_t> slots_per_rank;  // with balance
   std::string html;                       // --html

@@ -3,13 +3,12 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
-#include "cli/console/lists.h"
 #include "exchange/callback.h"
 #include "nvfp4_moe/nvfp4_moe.h"
+#include "parallel/connect.h"
 
 namespace nvfp4_moe::internal::cli {
 namespace {
@@ -54,13 +53,30 @@ Result<VerbRanks> connect_mpi(int ranks) {
 
 }  // namespace
 
-void add_ranks(CLI::App& verb, int& ranks, const std::string& what) {
+void add_ranks(CLI::App& verb, int& ranks, std::string& over, const std::string& what) {
   verb.add_option("--ep", ranks,
                   what + "; ranks are threads of this process, or the processes of mpirun or srun")
       ->check(CLI::Range(1, 64));
+  verb.add_option(
+      "--over", over,
+      "With --ep on GPUs, how they exchange: nccl or peers (peer memory) (default: nccl)");
 }
 
-Result<VerbRanks> connect_ranks(int ranks) {
+Result<std::optional<RanksOver>> parse_over(const std::string& over, const std::string& device) {
+  std::optional<RanksOver> way;
+  if (device != "cpu") {
+    NVFP4_MOE_ASSIGN(way, parse<RanksOver>(over.empty() ? "nccl" : over, "--over"));
+  } else if (!over.empty()) {
+    return invalid_argument("--over: expected --device cuda too, got cpu");
+  }
+  return way;
+}
+
+std::string VerbRanks::device_of(const std::string& device, int index) const {
+  return device == "cuda" ? fmt::format("cuda:{}", launched ? local_rank : index) : device;
+}
+
+Result<VerbRanks> connect_ranks(int ranks, const std::string& device) {
   if (one_of_several("OMPI_COMM_WORLD_SIZE") || one_of_several("PMI_SIZE") ||
       (std::getenv("SLURM_STEP_ID") != nullptr && one_of_several("SLURM_NTASKS")))
     return connect_mpi(ranks);
@@ -69,36 +85,24 @@ Result<VerbRanks> connect_ranks(int ranks) {
         "--ep: expected no launcher, mpirun or srun, got torchrun (run `torchrun -m "
         "nvfp4_moe.verify` or "
         "`torchrun -m nvfp4_moe.bench`)");
+  if (device != "cpu" && device != "cuda" && ranks > 1)
+    return invalid_argument(
+        "--device: expected cpu, or cuda (each rank uses the GPU with its number), got " + device);
   NVFP4_MOE_ASSIGN(LocalRanks threads, LocalRanks::threads(ranks));
   return VerbRanks{std::move(threads), false, 0};
 }
 
-void add_over(CLI::App& verb, std::string& over, bool several) {
-  verb.add_option("--over", over,
-                  std::string("With --ep on GPUs, how they exchange: nccl or peers (peer memory)") +
-                      (several ? ", or a list" : "") + " (default: nccl)");
+Status connect_devices(const VerbRanks& ranks, const std::string& device, RanksOver over) {
+  return ranks.ranks.each([&](int index) {
+    Exchange& exchange = *ranks.ranks.exchange(index);
+    const std::string own = ranks.device_of(device, index);
+    return over == RanksOver::kNccl ? use_nccl(exchange, own) : use_peers(exchange, own);
+  });
 }
 
-Result<std::vector<RanksOver>> parse_over(const std::string& over, const std::string& device) {
-  std::vector<RanksOver> ways;
-  if (device == "cpu" && over.empty()) return ways;
-  if (device == "cpu") return invalid_argument("--over: expected --device cuda too, got cpu");
-  const Result<std::vector<std::string>> names =
-      parse_names(over.empty() ? name_of(RanksOver::kNccl) : over);
-  if (!names.ok()) return names.status().in("--over");
-  for (const std::string& name : *names) {
-    NVFP4_MOE_ASSIGN(const RanksOver way, parse<RanksOver>(name, "--over"));
-    if (std::find(ways.begin(), ways.end(), way) == ways.end()) ways.push_back(way);
-  }
-  return ways;
-}
-
-Result<std::string> device_of_rank(const std::string& device, const VerbRanks& ranks, int index) {
-  if (device == "cuda") return fmt::format("cuda:{}", ranks.launched ? ranks.local_rank : index);
-  if (device != "cpu" && !ranks.launched && ranks.ranks.world() > 1)
-    return invalid_argument(
-        "--device: expected cpu, or cuda (each rank uses the GPU with its number), got " + device);
-  return device;
+ProgressStyle progress_of(const VerbRanks& ranks, ProgressStyle style) {
+  style.quiet = style.quiet || !ranks.ranks.has_first();
+  return style;
 }
 
 }  // namespace nvfp4_moe::internal::cli

@@ -188,9 +188,7 @@ Status verify_ranks_verb(const VerifyVerb& verb, const std::string& page, Report
     return invalid_argument(
         "--ep: expected none of --against, --input, --limit and --expert-range with it");
   const std::string& device = report.common().device;
-  NVFP4_MOE_ASSIGN(const std::vector<RanksOver> overs, parse_over(verb.over, device));
-  if (overs.size() > 1)
-    return invalid_argument("--over: expected either nccl or peers, got " + verb.over);
+  NVFP4_MOE_ASSIGN(const std::optional<RanksOver> over, parse_over(verb.over, device));
   RanksOptions options;
   NVFP4_MOE_ASSIGN(options.combine, parse<CombineBy>(verb.combine, "--combine"));
   NVFP4_MOE_ASSIGN(options.reading, verb.reading.options());
@@ -206,20 +204,14 @@ Status verify_ranks_verb(const VerifyVerb& verb, const std::string& page, Report
   options.threads = report.common().threads.value_or(0);
   options.adjust = [choices = verb.choices](MoeOptions& layer) { (void)choices.apply(layer).ok(); };
   options.choose_format = verb.choices.chooses_format();
-  NVFP4_MOE_ASSIGN(const VerbRanks ranks, connect_ranks(verb.ranks));
+  NVFP4_MOE_ASSIGN(const VerbRanks ranks, connect_ranks(verb.ranks, device));
   const bool first = ranks.ranks.has_first();
   begin_page(first ? page : "", report);
-  NVFP4_MOE_TRY(device_of_rank(device, ranks, 0).status());
-  options.device = [&](int index) { return device_of_rank(device, ranks, index).value(); };
-  if (!overs.empty())
-    NVFP4_MOE_TRY(ranks.ranks.each([&](int index) {
-      return connect_device(*ranks.ranks.exchange(index), options.device(index), overs.front());
-    }));
+  options.device = [&](int index) { return ranks.device_of(device, index); };
+  if (over) NVFP4_MOE_TRY(connect_devices(ranks, device, *over));
   Result<std::vector<RanksCheck>> checks = std::vector<RanksCheck>();
   {
-    ProgressStyle style = report.progress();
-    style.quiet = style.quiet || !first;
-    ProgressBar bar(style);
+    ProgressBar bar(progress_of(ranks, report.progress()));
     options.progress = bar.callback();
     checks = verify_ranks(verb.path, ranks.ranks, options);
   }
@@ -227,18 +219,16 @@ Status verify_ranks_verb(const VerifyVerb& verb, const std::string& page, Report
   report.json()["ranks"] = verb.ranks;
   report.json()["combine"] = verb.combine;
   report.json()["device"] = device;
-  report.json()["over"] = overs.empty() ? Json() : Json(name_of(overs.front()));
+  report.json()["over"] = over ? Json(name_of(*over)) : Json();
   if (!first) return {};  // rank 0 reports for all
-  report.fact(
-      "checked",
-      fmt::format(
-          "{}: {} ranks ({}), {}{}", verb.path, verb.ranks,
-          ranks.launched ? "processes" : "threads of this process", verb.combine,
-          overs.empty() ? "" : fmt::format(" on {} over {}", device, name_of(overs.front()))));
+  report.fact("checked",
+              fmt::format("{}: {} ranks ({}), {}{}", verb.path, verb.ranks,
+                          ranks.launched ? "processes" : "threads of this process", verb.combine,
+                          over ? fmt::format(" on {} over {}", device, name_of(*over)) : ""));
   Table table({{"layer", "layer"},
                {"backend", "backend", false},
                {"tokens", "tokens"},
-               {"batch_invariant", overs.empty() ? "" : "batch-invariant", false},
+               {"batch_invariant", over ? "batch-invariant" : "", false},
                {"same_bits", "bits of one rank", false},
                {"relative_l2", "rel. L2"},
                {"max_abs", "max abs"},
@@ -363,11 +353,11 @@ void add_verify(CLI::App& app, Invocation& invocation) {
         add_seed(verb, options.seed);
         add_numeric_choices(verb, options.choices);
         add_expert_range(verb, options.part);
-        add_ranks(verb, options.ranks, "Compare each layer over N ranks with one rank");
+        add_ranks(verb, options.ranks, options.over,
+                  "Compare each layer over N ranks with one rank");
         verb.add_option("--combine", options.combine,
                         "With --ep, how ranks exchange: all_to_all or all_reduce")
             ->capture_default_str();
-        add_over(verb, options.over, false);
         add_reading_choices(verb, options.reading);
         add_html(verb, options.html);
       });

@@ -57,11 +57,13 @@ class Ranks:
     def world(self) -> int:
         return self.exchange.world
 
+    def title(self) -> str:
+        over = self.asked.over if self.asked.device == "cuda" else "torch.distributed"
+        return f"{self.world} ranks, {self.asked.combine} over {over}"
+
     def open(self, checkpoint: Checkpoint, layer: int, tokens: int, capacity: int = 0) -> MoeLayer:
         """Opens this rank's part of a layer. On GPUs the result has the bits of one rank only with batch_invariant."""
-        options: dict[str, Any] = (
-            {"batch_invariant": True} if self.device != "cpu" and self.asked.combine == "all_to_all" else {}
-        )
+        invariant = self.device != "cpu" and self.asked.combine == "all_to_all"
         return MoeLayer.from_checkpoint(
             checkpoint,
             layer,
@@ -70,7 +72,7 @@ class Ranks:
             combine=self.asked.combine,
             capacity=capacity,
             **self.common(),
-            **options,
+            **({"batch_invariant": True} if invariant else {}),
         )
 
     def common(self) -> dict[str, Any]:

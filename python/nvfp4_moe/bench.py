@@ -9,6 +9,7 @@ more detail.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -45,15 +46,7 @@ def bench(ranks: Ranks) -> bool:
     for tokens in asked.tokens:
         hidden, ids, weights = ranks.mine(ranks.batch(layer.config, tokens))
         out = torch.empty_like(hidden)
-
-        def run(
-            hidden: torch.Tensor = hidden,
-            ids: torch.Tensor = ids,
-            weights: torch.Tensor = weights,
-            out: torch.Tensor = out,
-        ) -> None:
-            layer.run(hidden, ids, weights, out=out)
-
+        run = functools.partial(layer.run, hidden, ids, weights, out=out)
         timed = captured(run) if asked.device == "cuda" else run
         times = []
         for _ in range(asked.runs + 2):
@@ -64,9 +57,8 @@ def bench(ranks: Ranks) -> bool:
         slowest = [max(of_run) for of_run in zip(*ranks.gather(times[2:]), strict=True)]
         rows.append({"tokens": str(tokens), "us": f"{statistics.median(slowest):.1f}", "least": f"{min(slowest):.1f}"})
     if ranks.rank == 0:
-        over = asked.over if asked.device == "cuda" else "torch.distributed"
         described = layer.describe()
-        print(f"{asked.checkpoint}, layer {number}: {ranks.world} ranks, {asked.combine} over {over}")
+        print(f"{asked.checkpoint}, layer {number}: {ranks.title()}")
         print(f"{described['backend']}, activations {described['activation_format']}, medians of {asked.runs} runs")
         print_table(rows)
     return True

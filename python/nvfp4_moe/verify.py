@@ -49,8 +49,7 @@ def verify(ranks: Ranks) -> bool:
             }
         )
     if ranks.rank == 0:
-        over = asked.over if asked.device == "cuda" else "torch.distributed"
-        print(f"{asked.checkpoint}: {ranks.world} ranks, {asked.combine} over {over}")
+        print(f"{asked.checkpoint}: {ranks.title()}")
         print_table(rows)
     return all(ranks.gather(passed))
 

@@ -1,9 +1,8 @@
-// A transport made of the caller's functions, plus the ranks' processes: the functions move bytes,
-// the processes report ranks that end or fail.
+// A transport made of the caller's functions, which move bytes, and the ranks' processes, which
+// report ranks that end or fail.
 //
-// A call does not poll the processes first. If this rank sends no bytes to another one, that
-// rank may have made its last call and exited before this rank makes the same call, which then
-// succeeds.
+// A call does not poll the processes first: a rank that expects no bytes may already have made its
+// last call and exited when this rank makes the same call, which then succeeds.
 #include "exchange/callback.h"
 
 #include <string>

@@ -13,16 +13,14 @@ namespace nvfp4_moe::internal {
 // the exchange, one call at a time.
 struct ExchangeCallbacks {
   void* user = nullptr;
-  // send: (sum of send_bytes), recv: (sum of recv_bytes), blocks in rank order, `world` counts
-  // each. Returns 0 when recv is filled and send may be overwritten. Any other value is a failure,
-  // with its cause in error: a null-terminated text of at most error_bytes, which names the missing
-  // rank if it is known. Must return within timeout_ms: the library cannot interrupt it.
+  // As in AllToAll. Returns 0 when recv is filled and send may be overwritten. Any other value is a
+  // failure, with its cause in error: a null-terminated text of at most error_bytes, which names
+  // the missing rank if it is known. Must return within timeout_ms.
   int (*all_to_all_v)(void* user, const void* send, const int64_t* send_bytes, void* recv,
                       const int64_t* recv_bytes, int64_t timeout_ms, char* error,
                       size_t error_bytes) = nullptr;
-  // Asks the other ranks to end, as far as the caller's communication can; null if it cannot.
-  // Called at most once, from any thread, including one of the library's, and possibly while
-  // all_to_all_v is in flight on another thread.
+  // Asks the other ranks to end; null if the caller's communication cannot. Called at most once,
+  // from any thread, possibly while all_to_all_v is in flight on another.
   void (*abort)(void* user, const char* message) = nullptr;
 };
 

@@ -1,13 +1,10 @@
 // Sums, agreement and barriers, built on a transport's all_to_all_v.
-// Long because every collective is made of one all_to_all_v.
 #include "exchange/exchange.h"
 
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <thread>
-
-#include "core/float_formats.h"
 
 namespace nvfp4_moe::internal {
 namespace {
@@ -31,42 +28,9 @@ struct Verdict {
   char message[508] = {};  // truncated to fit, ends with 0
 };
 
-// Elements [first, end): the shard that a rank sums.
-struct Shard {
-  int64_t first, end;
-  static Shard of(int64_t count, int rank, int world) {
-    // count * world may overflow, so divide first; the first `rest` ranks get one more element.
-    const int64_t each = count / world, rest = count % world;
-    const int64_t first = each * rank + std::min<int64_t>(rank, rest);
-    return {first, first + each + (rank < rest ? 1 : 0)};
-  }
-  int64_t count() const { return end - first; }
-};
-
-// Sums parts (world, count), in rank order, into sum (count).
-void sum_in_rank_order(const std::byte* parts, int world, int64_t count, DType dtype,
-                       std::byte* sum) {
-  const auto value = [&](int rank, int64_t i) {
-    const int64_t at = rank * count + i;
-    if (dtype == DType::kBf16) {
-      uint16_t bits = 0;
-      std::memcpy(&bits, parts + at * 2, sizeof(bits));
-      return bf16_to_float(bits);
-    }
-    float number = 0;
-    std::memcpy(&number, parts + at * 4, sizeof(number));
-    return number;
-  };
-  for (int64_t i = 0; i < count; ++i) {
-    float total = value(0, i);
-    for (int rank = 1; rank < world; ++rank) total += value(rank, i);
-    if (dtype == DType::kBf16) {
-      const uint16_t bits = bf16_from_float(total);
-      std::memcpy(sum + i * 2, &bits, sizeof(bits));
-    } else {
-      std::memcpy(sum + i * 4, &total, sizeof(total));
-    }
-  }
+// The first element of the shard that a rank sums. Divides first, since count * world may overflow.
+int64_t first_of_shard(int64_t count, int rank, int world) {
+  return count / world * rank + std::min<int64_t>(rank, count % world);
 }
 
 Status check_blocks(const char* name, std::span<const int64_t> blocks, int world,
@@ -86,8 +50,8 @@ Status check_blocks(const char* name, std::span<const int64_t> blocks, int world
 
 }  // namespace
 
-// Claims the exchange for one call. Two concurrent calls on one rank would reach the other ranks in
-// no defined order. A poll is short, so a call waits for it.
+// Claims the exchange for one call: two at once would reach the other ranks in no defined order. A
+// poll is short, so a call waits for it.
 class Exchange::Call {
  public:
   explicit Call(Exchange& exchange, Use use = Use::kCall) : exchange_(exchange) {
@@ -110,9 +74,7 @@ class Exchange::Call {
     if (exchange_.forked())
       return unsupported(
           "exchange: expected the process that connected it, got one forked from it, whose "
-          "connections are its "
-          "parent's "
-          "(start it with spawn or exec, and connect there)");
+          "connections are its parent's (start it with spawn or exec, and connect there)");
     return {Code::kBusy,
             "exchange: expected one call at a time, got a second one while another is in flight"};
   }
@@ -129,20 +91,6 @@ std::string name_ranks(const std::vector<int>& ranks) {
     text += std::to_string(ranks[i]);
   }
   return text;
-}
-
-Status late_ranks(const char* what, int world, const std::vector<int>& missing, Timeout timeout) {
-  const auto ms = timeout.count();
-  const std::string within =
-      ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
-  return io_error("exchange: expected all " + std::to_string(world) + " ranks in " + what +
-                  " within " + within + ", got none of " + name_ranks(missing));
-}
-
-Status sizes_differ(const char* what, int to, int64_t expected, int from, int64_t sent) {
-  return invalid_argument(std::string("exchange: ") + what + ": rank " + std::to_string(to) +
-                          " expected " + std::to_string(expected) + " bytes from rank " +
-                          std::to_string(from) + ", which sends " + std::to_string(sent));
 }
 
 Code code_of_failure(int64_t sent) {
@@ -165,8 +113,7 @@ Exchange::Exchange(std::unique_ptr<Transport> transport, int rank, int world, Ti
 
 Exchange::~Exchange() {
   if (!forked()) return;
-  // Do not run their destructors in the child: they wait for threads that do not exist here, and
-  // CUDA does not work after a fork.
+  // Their destructors wait for threads that do not exist in the child, and for CUDA.
   static_cast<void>(device_.release());
   static_cast<void>(peers_.release());
   transport_.release()->drop_in_child();
@@ -226,18 +173,12 @@ Status Exchange::move(const char* what, const void* send, std::span<const int64_
                       static_cast<std::byte*>(recv),
                       recv_bytes.data(),
                       timeout};
-  if (!observer_) {
-    broken_ = transport_->all_to_all_v(call);
-    return broken_;
-  }
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
   broken_ = transport_->all_to_all_v(call);
-  Transfer transfer{what, 0,
-                    std::chrono::duration<double, std::micro>(Clock::now() - begin).count()};
-  for (int r = 0; r < world_; ++r)
-    if (r != rank_) transfer.sent_bytes += send_bytes[static_cast<size_t>(r)];
-  observer_(transfer);
+  const double us = std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+  const int64_t sent = std::reduce(send_bytes.begin(), send_bytes.end());
+  observe({what, sent - send_bytes[static_cast<size_t>(rank_)], us});
   return broken_;
 }
 
@@ -271,28 +212,28 @@ Status Exchange::all_gather(const void* mine, int64_t bytes, void* all) {
   return gather("all_gather", mine, bytes, all, timeout_);
 }
 
-Status Exchange::all_reduce(void* data, int64_t count, DType dtype) {
-  if (dtype != DType::kF32 && dtype != DType::kBf16)
-    return invalid_argument(std::string("all_reduce dtype: expected F32 or BF16, got ") +
-                            to_string(dtype));
+Status Exchange::all_reduce(float* data, int64_t count) {
   if (count < 0) return invalid_argument("count: expected 0 or more, got " + std::to_string(count));
   const Call call(*this);
   NVFP4_MOE_TRY(call.status());
-  const int64_t width = bits(dtype) / 8;
-  const Shard mine = Shard::of(count, rank_, world_);
+  const int64_t first = first_of_shard(count, rank_, world_);
+  const int64_t mine = first_of_shard(count, rank_ + 1, world_) - first;
   // Each rank sums one shard and sends it to all. Every element is added on one rank only, so its
   // order is fixed. Each rank sends 2 (world - 1) / world of the data, as in a ring.
   for (int r = 0; r < world_; ++r) {
-    send_bytes_[static_cast<size_t>(r)] = Shard::of(count, r, world_).count() * width;
-    recv_bytes_[static_cast<size_t>(r)] = mine.count() * width;
+    const int64_t shard = first_of_shard(count, r + 1, world_) - first_of_shard(count, r, world_);
+    send_bytes_[static_cast<size_t>(r)] = shard * int64_t{sizeof(float)};
+    recv_bytes_[static_cast<size_t>(r)] = mine * int64_t{sizeof(float)};
   }
-  const int64_t shard_bytes = mine.count() * width;
-  std::byte* const parts = scratch(static_cast<size_t>(shard_bytes) * static_cast<size_t>(world_));
+  auto* const parts =
+      reinterpret_cast<float*>(scratch(static_cast<size_t>(mine * world_) * sizeof(float)));
   NVFP4_MOE_TRY(move("all_reduce", data, send_bytes_, parts, recv_bytes_, timeout_));
-  std::byte* const sum = static_cast<std::byte*>(data) + mine.first * width;
-  sum_in_rank_order(parts, world_, mine.count(), dtype, sum);
-  for (int r = 0; r < world_ && shard_bytes > 0; ++r)
-    std::memcpy(parts + r * shard_bytes, sum, static_cast<size_t>(shard_bytes));
+  for (int64_t i = 0; i < mine; ++i) {
+    float sum = parts[i];
+    for (int rank = 1; rank < world_; ++rank) sum += parts[rank * mine + i];
+    data[first + i] = sum;
+  }
+  for (int r = 0; r < world_ && mine > 0; ++r) std::copy_n(data + first, mine, parts + r * mine);
   return move("all_reduce", parts, recv_bytes_, data, send_bytes_, timeout_);
 }
 

@@ -1,11 +1,9 @@
 // Exchange: communication between ranks that each hold some of a layer's experts.
 //
 // Each rank has one Exchange. Everything is collective: all ranks call the same functions in the
-// same order, and if a call as a whole fails, all get the same Status. A Transport moves bytes,
-// with a single function (all_to_all_v). Sums, agreement and barriers are built on it here, so that
-// their bits and messages are the same over every transport. Once a transport fails, the exchange
-// is broken: every later call immediately returns that first failure. A forked child is not a rank.
-// Every call in it fails and leaves the parent's state alone.
+// same order, and if a call as a whole fails, all get the same Status. Sums, agreement and barriers
+// are built here on the one function of a Transport. Once a transport fails, every later call
+// returns that first failure. A forked child is not a rank: every call in it fails.
 #pragma once
 
 #include <atomic>
@@ -21,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/dtype.h"
 #include "core/fork.h"
 #include "core/peer_memory.h"
 #include "core/status.h"
@@ -29,11 +26,8 @@
 namespace nvfp4_moe::internal {
 
 using Timeout = std::chrono::milliseconds;
-// The default timeout: longer than ranks are usually late, shorter than a person waits before they
-// kill a job.
-inline constexpr Timeout kExchangeTimeout{30000};
-
-// Longer than any job waits, and small enough that adding it to a time point cannot overflow.
+inline constexpr Timeout kExchangeTimeout{30000};  // the default
+// Small enough that adding it to a time point cannot overflow.
 inline constexpr Timeout kLongestExchangeTimeout{1'000'000'000};
 
 class Deadline {
@@ -45,8 +39,7 @@ class Deadline {
   std::chrono::steady_clock::time_point end_;
 };
 
-// The maximum number of ranks of one exchange. It keeps lists of ranks in messages, and counts per
-// pair of ranks, small.
+// Keeps lists of ranks in messages, and counts per pair of ranks, small.
 inline constexpr int kMostRanks = 1024;
 
 // One rank's arguments of an all_to_all_v. Blocks are contiguous, in rank order.
@@ -59,35 +52,30 @@ struct AllToAll {
   Timeout timeout{};
 };
 
-// Moves bytes between ranks. If a transport fails, it fails on every remaining rank within the
-// timeout.
+// Moves bytes between ranks. It fails on every remaining rank within the timeout, or on none.
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual Status all_to_all_v(const AllToAll& call) = 0;
-  // Ends the calls of the other ranks with this failure, as soon as possible. If the transport
-  // cannot, they end by their timeout. May be called from any thread, also while a call is in
-  // flight.
+  // Ends the calls of the other ranks with this failure, or leaves them to their timeout. May be
+  // called from any thread, also while a call is in flight.
   virtual void abort(const Status& why) = 0;
   // The failure of another rank, or that it has left, as far as the transport knows. Does not wait.
   virtual Status poll() { return {}; }
-  // Ok if poll reports the exit of every other rank's process; otherwise the reason why only a call
-  // or its timeout does.
+  // Ok if poll reports the exit of every other rank's process; otherwise why only a call does.
   virtual Status can_poll() const { return {}; }
-  // Called in a forked child instead of the destructor: takes no lock, sends nothing to other
-  // ranks, and frees only the child's own copies.
+  // Called in a forked child instead of the destructor: takes no lock and sends nothing.
   virtual void drop_in_child() {}
 };
 
-// A connection between the ranks' devices: a library that moves bytes, or memory that all ranks can
-// access.
+// A connection between the ranks' devices: NCCL or peer memory.
 class DeviceLink {
  public:
   virtual ~DeviceLink() = default;
-  // The failure that ended the link, here or on another rank; Ok if there is none. Does not wait.
+  // The failure that ended the link, here or on another rank. Does not wait.
   virtual Status state() = 0;
-  // Like state(), but Ok if all enqueued work had finished before the failure, so that its results
-  // are valid. Replays of a graph cannot be observed and count as unfinished.
+  // The same, but Ok if all enqueued work had finished before the failure. Replays of a graph
+  // cannot be observed and count as unfinished.
   virtual Status state_of_work() { return state(); }
   // Ends all enqueued work that has not finished.
   virtual void abort(const Status& why) = 0;
@@ -98,24 +86,18 @@ class DeviceLink {
 // They are collective, one at a time, in the same order on all ranks.
 class DeviceTransport : public DeviceLink {
  public:
-  // (1) in host memory, as a device address: nonzero once the link has failed. It is set before any
-  // waiting call is ended. Kernels that follow the calls in their stream read it, since the calls
-  // may have delivered nothing. null: there is no such word.
+  // (1) in host memory, as a device address: nonzero once the link has failed, set before any
+  // waiting call is ended. Kernels that follow the calls in their stream read it. May be null.
   virtual const uint32_t* failure_word() const { return nullptr; }
   // call.timeout limits when the stream must have finished the call. `captured`: the stream is
   // being captured into a graph, whose replays do the work.
   virtual Status all_to_all_v(const AllToAll& call, void* stream, bool captured = false) = 0;
-  // Gathers mine (bytes[rank]) of each rank into all, in rank order. mine may be its own block of
-  // all.
+  // Gathers mine (bytes[rank]) of each rank into all. mine may be its own block of all.
   virtual Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream,
-                            bool captured = false) = 0;
-  // data (count) fp32 or bf16: replaced by the sum over the ranks, in the transport's own order.
-  virtual Status all_reduce(void* data, int64_t count, DType dtype, void* stream,
                             bool captured = false) = 0;
 };
 
-// Regions of every rank's device memory that the kernels of all ranks write to
-// (core/peer_memory.h).
+// Regions of every rank's device memory that all ranks' kernels write to (core/peer_memory.h).
 class PeerMemory : public DeviceLink {
  public:
   struct Region {
@@ -134,6 +116,7 @@ struct Transfer {
   std::string_view what;   // the operation that it is part of: "all_gather"
   int64_t sent_bytes = 0;  // to other ranks
   double us = 0;           // until this rank could continue, including the wait for others
+  bool on_device = false;  // enqueued on a device; us is not known
 };
 using TransferObserver = std::function<void(const Transfer&)>;
 
@@ -143,7 +126,6 @@ class Exchange {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
   // Performs a handshake with all ranks and fails if they disagree on rank or world size.
-  // kInvalidArgument for a rank outside [0, world); the transport's failure if a rank is missing.
   static Result<std::unique_ptr<Exchange>> connect(std::unique_ptr<Transport> transport, int rank,
                                                    int world, Timeout timeout = kExchangeTimeout);
 
@@ -155,57 +137,49 @@ class Exchange {
   int world() const { return world_; }
   Timeout timeout() const { return timeout_; }
 
-  // send: (sum of send_bytes), recv: (sum of recv_bytes), both in rank order; they must not
-  // overlap. Both count arrays have one entry per rank, including this one. send_bytes[r] must be
-  // what rank r expects from this rank.
+  // As in AllToAll. send_bytes[r] must be what rank r expects from this rank.
   Status all_to_all_v(const void* send, std::span<const int64_t> send_bytes, void* recv,
                       std::span<const int64_t> recv_bytes);
   // Gathers mine (bytes) of each rank into all (world, bytes); they must not overlap.
   Status all_gather(const void* mine, int64_t bytes, void* all);
-  // data (count) fp32 or bf16: replaced by the sum over all ranks. Every element is added in fp32
-  // in rank order and rounded once to its dtype, so all ranks always get the same bits, over every
-  // transport.
-  Status all_reduce(void* data, int64_t count, DType dtype);
+  // data (count): replaced by the sum over all ranks. Every element is added in rank order, so all
+  // ranks get the same bits, over every transport.
+  Status all_reduce(float* data, int64_t count);
   Status barrier();
 
   // Ok if every rank passes Ok. Otherwise every rank gets the failure of the lowest rank that has
-  // one: "rank 2: message". timeout: for the slowest rank to arrive; 0 uses the exchange's.
+  // one: "rank 2: message". timeout: for the slowest rank; 0: the exchange's.
   Status agree(const Status& mine, Timeout timeout = Timeout{0});
   // (name, value) pairs that must be the same on every rank. Otherwise every rank gets
-  // kInvalidArgument, which names the first value that differs from rank 0's, and the rank that has
-  // it.
+  // kInvalidArgument with the first value that differs from rank 0's, and its rank.
   using Facts = std::vector<std::pair<std::string, std::string>>;
   Status check_same(std::string_view what, const Facts& mine);
 
   // Not collective and does not wait: the failure that ended the exchange, or one that the
-  // transport reports now. Ok while a call is in flight. kUnsupported in a forked child, like every
-  // call there.
+  // transport reports now. Ok while a call is in flight.
   Status poll();
   // See Transport::can_poll. The same on all ranks.
   Status can_poll() const { return transport_->can_poll(); }
-  // The link for layers on devices: at most one of the two is set. Set it once, before such a layer
-  // opens. It is destroyed before the exchange.
+  // The link for layers on devices: at most one of the two is set, before such a layer opens.
   void set_device(std::unique_ptr<DeviceTransport> device) { device_ = std::move(device); }
   DeviceTransport* device() const { return device_.get(); }
   void set_peers(std::unique_ptr<PeerMemory> peers) { peers_ = std::move(peers); }
   PeerMemory* peers() const { return peers_.get(); }
-  // Either one, or null.
   DeviceLink* device_link() const {
     return peers_ ? static_cast<DeviceLink*>(peers_.get()) : device_.get();
   }
-  // For code that wraps the transport in another one, before such a layer opens.
-  std::unique_ptr<DeviceTransport> take_device() { return std::move(device_); }
 
-  // Called after each transfer of this rank over host memory, on the calling thread. Empty: no
-  // observer. Do not set it while a call is in flight.
+  // Called after each transfer of this rank over host memory or NCCL, on the calling thread. Do not
+  // set it while a call is in flight.
   void set_observer(TransferObserver observer) { observer_ = std::move(observer); }
+  void observe(const Transfer& transfer) const {
+    if (observer_) observer_(transfer);
+  }
 
   // Breaks the exchange for this rank, and for the others as far as the transport can notify them.
-  // Only the first abort has an effect. May be called from any thread. The transport ends a call in
-  // flight; later calls return `why`.
+  // Only the first abort has an effect. May be called from any thread.
   void abort(const Status& why);
-  // The same for a status that agree has just returned on all ranks, and which already names a
-  // rank.
+  // The same for a status that agree has returned on all ranks, which already names a rank.
   void abort_agreed(const Status& why);
 
  private:
@@ -227,22 +201,15 @@ class Exchange {
   std::atomic<Use> in_use_{Use::kNone};
   Status broken_;  // guarded by in_use_
   std::mutex abort_mutex_;
-  // set by the first abort, which may happen during a call; guarded by abort_mutex_
-  Status aborted_;
-  std::vector<std::byte> scratch_;  // grows to the largest call, guarded by in_use_
-  // (world) for calls that are made of all_to_all_v, guarded by in_use_
-  std::vector<int64_t> send_bytes_;
-  std::vector<int64_t> recv_bytes_;
+  Status aborted_;  // guarded by abort_mutex_: set by the first abort, maybe during a call
+  std::vector<std::byte> scratch_;                // grows to the largest call, guarded by in_use_
+  std::vector<int64_t> send_bytes_, recv_bytes_;  // (world) likewise
   std::unique_ptr<DeviceTransport> device_;
   std::unique_ptr<PeerMemory> peers_;
   TransferObserver observer_;
 };
 
-// A transport's error for ranks that are late.
-Status late_ranks(const char* what, int world, const std::vector<int>& missing, Timeout timeout);
-// ... for a block whose size differs between its two ranks.
-Status sizes_differ(const char* what, int to, int64_t expected, int from, int64_t sent);
-// ... for a rank that is gone.
+// A transport's error for a rank that is gone.
 Status rank_is_gone(int rank);
 // The status code that another rank has sent; kInternal if it is not a valid code.
 Code code_of_failure(int64_t sent);

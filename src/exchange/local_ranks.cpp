@@ -9,21 +9,25 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Calls body(index) for index = 0 .. count - 1, each on a thread. An exception becomes its Status.
-std::vector<Status> on_threads(int count, const std::function<Status(int index)>& body) {
+using Body = std::function<Status(int index)>;
+
+// An exception becomes its Status.
+Status guarded(const Body& body, int index) {
+  try {
+    return body(index);
+  } catch (...) {
+    return caught_exception();
+  }
+}
+
+// Calls body(index) for index = 0 .. count - 1, each on a thread.
+std::vector<Status> on_threads(int count, const Body& body) {
   std::vector<Status> statuses(static_cast<size_t>(count));
-  const auto guarded = [&](int index) {
-    Status& status = statuses[static_cast<size_t>(index)];
-    try {
-      status = body(index);
-    } catch (...) {
-      status = caught_exception();
-    }
-  };
+  const auto run = [&](int index) { statuses[static_cast<size_t>(index)] = guarded(body, index); };
   std::vector<std::thread> threads;
   for (int index = 1; index < count; ++index) {
     try {
-      threads.emplace_back(guarded, index);
+      threads.emplace_back(run, index);
     } catch (const std::system_error&) {  // the ranks that have a thread end by their timeout
       statuses[static_cast<size_t>(index)] =
           Status(Code::kOutOfMemory, "threads: expected " + std::to_string(count) +
@@ -31,7 +35,7 @@ std::vector<Status> on_threads(int count, const std::function<Status(int index)>
       break;
     }
   }
-  guarded(0);
+  run(0);
   for (std::thread& thread : threads) thread.join();
   return statuses;
 }
@@ -59,12 +63,7 @@ LocalRanks LocalRanks::process(std::unique_ptr<Exchange> exchange) {
 
 Status LocalRanks::each(const std::function<Status(int index)>& body) const {
   const std::vector<Status> statuses = on_threads(here(), [&](int index) {
-    Status mine;
-    try {
-      mine = body(index);
-    } catch (...) {
-      mine = caught_exception();
-    }
+    const Status mine = guarded(body, index);
     if (!mine.ok()) exchange(index)->abort(mine);
     return mine;
   });

@@ -1,13 +1,12 @@
 // Uses a non-blocking communicator: NCCL's calls return immediately, and their result is polled
-// until a deadline. A watch thread detects failures that NCCL reports late or never, such as a rank
-// that is gone while a kernel waits for it. It polls NCCL, the exchange and events in the streams,
-// and aborts the communicator, which ends the kernels. nccl_end.h explains how a communicator ends
-// without waiting for graphs.
+// until a deadline. A watch thread polls NCCL, the exchange and events in the streams, and aborts
+// the communicator after a failure, which ends the kernels.
 #include "exchange/nccl.h"
 
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -64,62 +63,36 @@ class NcclTransport : public DeviceTransport {
   }
 
   Status all_to_all_v(const AllToAll& call, void* stream, bool captured) override {
-    return enqueue({call.what, nullptr, Deadline(call.timeout), call.timeout}, stream, captured,
-                   [&]() -> Step {
-                     const std::byte* send = call.send;
-                     std::byte* recv = call.recv;
-                     for (int rank = 0; rank < exchange_.world(); ++rank) {
-                       const auto out = static_cast<size_t>(call.send_bytes[rank]),
-                                  in = static_cast<size_t>(call.recv_bytes[rank]);
-                       NcclResult result = NcclResult::kSuccess;
-                       if (out > 0)
-                         result = nccl_.send(send, out, NcclType::kBytes, rank, comm_, stream);
-                       if (failed(result)) return {"ncclSend", result};
-                       if (in > 0)
-                         result = nccl_.recv(recv, in, NcclType::kBytes, rank, comm_, stream);
-                       if (failed(result)) return {"ncclRecv", result};
-                       if (out > 0) send += out;
-                       if (in > 0) recv += in;
-                     }
-                     return {};
-                   });
+    const int own = exchange_.rank(), world = exchange_.world();
+    const int64_t sent = std::reduce(call.send_bytes, call.send_bytes + world);
+    exchange_.observe({call.what, sent - call.send_bytes[own], 0, true});
+    return enqueue(call.what, call.timeout, stream, captured, [&]() -> Step {
+      const std::byte* send = call.send;
+      std::byte* recv = call.recv;
+      Step step;
+      for (int rank = 0; rank < world && !failed(step.result); ++rank) {
+        step = post(rank, send, call.send_bytes[rank], recv, call.recv_bytes[rank], stream);
+        send += call.send_bytes[rank];
+        recv += call.recv_bytes[rank];
+      }
+      return step;
+    });
   }
 
   Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream,
                     bool captured) override {
-    const Timeout timeout = exchange_.timeout();
-    return enqueue({"all_gather", nullptr, Deadline(timeout), timeout}, stream, captured,
-                   [&]() -> Step {
-                     const auto own = static_cast<size_t>(bytes[exchange_.rank()]);
-                     auto* block = static_cast<std::byte*>(all);
-                     for (int rank = 0; rank < exchange_.world(); ++rank) {
-                       const auto in = static_cast<size_t>(bytes[rank]);
-                       if (rank != exchange_.rank() || block != mine) {
-                         NcclResult result = NcclResult::kSuccess;
-                         if (own > 0)
-                           result = nccl_.send(mine, own, NcclType::kBytes, rank, comm_, stream);
-                         if (failed(result)) return {"ncclSend", result};
-                         if (in > 0)
-                           result = nccl_.recv(block, in, NcclType::kBytes, rank, comm_, stream);
-                         if (failed(result)) return {"ncclRecv", result};
-                       }
-                       block += in;
-                     }
-                     return {};
-                   });
-  }
-
-  Status all_reduce(void* data, int64_t count, DType dtype, void* stream, bool captured) override {
-    if (dtype != DType::kF32 && dtype != DType::kBf16)
-      return invalid_argument(std::string("all_reduce dtype: expected F32 or BF16, got ") +
-                              to_string(dtype));
-    const Timeout timeout = exchange_.timeout();
-    return enqueue(
-        {"all_reduce", nullptr, Deadline(timeout), timeout}, stream, captured, [&]() -> Step {
-          const NcclType type = dtype == DType::kF32 ? NcclType::kF32 : NcclType::kBf16;
-          return {"ncclAllReduce", nccl_.all_reduce(data, data, static_cast<size_t>(count), type,
-                                                    NcclSum::kSum, comm_, stream)};
-        });
+    const int own = exchange_.rank(), world = exchange_.world();
+    exchange_.observe({"all_gather", bytes[own] * (world - 1), 0, true});
+    return enqueue("all_gather", exchange_.timeout(), stream, captured, [&]() -> Step {
+      auto* block = static_cast<std::byte*>(all);
+      Step step;
+      for (int rank = 0; rank < world && !failed(step.result); ++rank) {
+        if (rank != own || block != mine)
+          step = post(rank, mine, bytes[own], block, bytes[rank], stream);
+        block += bytes[rank];
+      }
+      return step;
+    });
   }
 
   const uint32_t* failure_word() const override {
@@ -154,6 +127,19 @@ class NcclTransport : public DeviceTransport {
   };
   static bool failed(NcclResult result) {
     return result != NcclResult::kSuccess && result != NcclResult::kInProgress;
+  }
+
+  // Adds a send to a rank and a receive from it to the open group; neither if it has no bytes.
+  Step post(int rank, const void* send, int64_t send_bytes, void* recv, int64_t recv_bytes,
+            void* stream) const {
+    Step step;
+    if (send_bytes > 0)
+      step = {"ncclSend", nccl_.send(send, static_cast<size_t>(send_bytes), NcclType::kBytes, rank,
+                                     comm_, stream)};
+    if (recv_bytes > 0 && !failed(step.result))
+      step = {"ncclRecv", nccl_.recv(recv, static_cast<size_t>(recv_bytes), NcclType::kBytes, rank,
+                                     comm_, stream)};
+    return step;
   }
 
   // Called under the watch's mutex, or after all threads that use the mutex have ended.
@@ -201,7 +187,8 @@ class NcclTransport : public DeviceTransport {
   }
 
   template <class Body>
-  Status enqueue(const Pending& call, void* stream, bool captured, const Body& body) {
+  Status enqueue(const char* what, Timeout timeout, void* stream, bool captured, const Body& body) {
+    const Pending call{what, nullptr, Deadline(timeout), timeout};
     Watch::Lock lock = watch_.lock();
     NVFP4_MOE_TRY(watch_.failure());
     captured_ = captured_ || captured;

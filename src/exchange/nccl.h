@@ -1,8 +1,7 @@
 // Ranks on GPUs over NCCL: moves bytes between device memories, in stream order.
 //
-// Each rank needs an Exchange first. It carries NCCL's unique id, the facts that ranks must agree
-// on, and failures that NCCL itself does not report. No call here waits for a device, so all of
-// them can be captured into a graph. A separate thread watches the enqueued work.
+// The Exchange carries NCCL's unique id, the facts that ranks must agree on, and failures that NCCL
+// does not report. No call waits for a device, so all can be captured. A thread watches the work.
 #pragma once
 
 #include <functional>
@@ -14,11 +13,11 @@
 
 namespace nvfp4_moe::internal {
 
-// Events in streams, which the watch thread polls to see how far the device is. It does not query
-// the stream itself, which may be capturing or destroyed by then.
+// Events in streams, which the watch thread polls. It does not query the stream itself, which may
+// be capturing or destroyed by then.
 struct StreamEvents {
-  std::function<Status(void** event, void* stream)>
-      set;  // *event: an event to reuse, already reached, or null to make one
+  // *event: an event to reuse, already reached, or null to make one
+  std::function<Status(void** event, void* stream)> set;
   std::function<Result<bool>(void* event)> reached;  // does not wait
   std::function<void(void* event)> drop;
 };
@@ -31,22 +30,19 @@ struct FailureWord {
 
 struct NcclOptions {
   std::string library;  // path or name; empty: the process's own copy, otherwise libnccl.so.2
-  // An ncclComm_t of the caller with the exchange's ranks. The caller keeps ownership: it is
-  // neither aborted nor destroyed here, so kernels that wait for a rank that is gone wait until the
-  // caller ends it. null: a communicator is made for the calling thread's current device.
+  // An ncclComm_t of the caller, who keeps ownership: it is neither aborted nor destroyed here.
+  // null: a communicator is made for the calling thread's current device.
   void* communicator = nullptr;
-  // To limit the time that a rank may take on its device. Empty: not limited; only ranks that are
-  // gone and NCCL's own errors are detected.
+  // Limit the time that a rank may take on its device. Empty: only ranks that are gone and NCCL's
+  // own errors are detected.
   StreamEvents events;
-  std::shared_ptr<const FailureWord>
-      failure_word;    // null: kernels see no failure, and replays of a graph continue after it
-  OnDevice on_device;  // for threads that end a communicator made here
+  std::shared_ptr<const FailureWord> failure_word;  // null: kernels see no failure
+  OnDevice on_device;                               // for threads that end a communicator made here
 };
 
-// Collective, like connect. If a rank's NCCL is missing, too old or of another version than rank
-// 0's, all ranks fail with a message that names it. The exchange must outlive the result.
-// Destroying the result does not wait for graphs: the communicator ends after the last graph that
-// captured it.
+// Collective. If a rank's NCCL is missing, too old or of another version than rank 0's, all ranks
+// fail with a message that names it. The exchange must outlive the result, and the communicator
+// ends after the last graph that captured it.
 Result<std::unique_ptr<DeviceTransport>> connect_nccl(Exchange& exchange,
                                                       const NcclOptions& options = {});
 

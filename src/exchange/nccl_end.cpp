@@ -1,7 +1,6 @@
-// The threads are detached and counted. At process exit, the library waits briefly for those that
-// can end, so that they are not inside CUDA calls while CUDA shuts down. Two kinds cannot end: one
-// whose graph is never dropped, and one that is destroyed while a peer is stopped (NCCL's proxy
-// thread waits until the peer closes its connection). They sleep in NCCL until the process is gone.
+// The threads are detached and counted. Process exit waits briefly for those that can end, so that
+// they are not inside CUDA calls while CUDA shuts down. Two kinds cannot end: one whose graph is
+// never dropped, and one that is destroyed while a peer is stopped. They sleep in NCCL.
 #include "exchange/nccl_end.h"
 
 #include <condition_variable>

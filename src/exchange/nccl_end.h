@@ -1,9 +1,8 @@
 // Ends a communicator on a separate thread.
 //
 // NCCL's destroy and abort return only after every CUDA graph that captured the communicator is
-// gone. The calling thread may be the one that drops such a graph later, or may hold a lock that
-// the dropping thread needs. Calling them directly could therefore deadlock. Abort ends the running
-// kernels before it starts to wait.
+// gone. The calling thread may be the one that drops such a graph later, so it must not call them.
+// Abort ends the running kernels before it starts to wait.
 #pragma once
 
 #include <functional>
@@ -30,9 +29,8 @@ class CommunicatorEnd {
   // Waits until it has ended or the timeout passes. Returns immediately if nothing is ending.
   void wait(Timeout timeout) const;
 
-  // The longest wait for the end of a failed exchange, and at process exit for communicators that
-  // were not already waited for that long. On a busy machine one second may be too short. With this
-  // value a rank exits within 5 s of its error.
+  // The longest wait for the end of a failed exchange, and at process exit. On a busy machine one
+  // second may be too short. With this value a rank exits within 5 s of its error.
   static constexpr Timeout kMost{3000};
 
  private:

@@ -83,7 +83,6 @@ Result<NcclLibrary> load(const std::string& asked) {
   NVFP4_MOE_TRY(functions.take("ncclGroupEnd", library.group_end));
   NVFP4_MOE_TRY(functions.take("ncclSend", library.send));
   NVFP4_MOE_TRY(functions.take("ncclRecv", library.recv));
-  NVFP4_MOE_TRY(functions.take("ncclAllReduce", library.all_reduce));
   return library;
 }
 

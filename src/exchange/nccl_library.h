@@ -1,8 +1,7 @@
 // Loads NCCL at run time: the functions that ranks on GPUs need, by name, and their types.
 //
-// Its headers are not used, and it is never linked: a process that has torch has torch's copy, and
-// two copies in one process do not work together. The declarations are NCCL's public binary
-// interface since 2.18, which later versions keep. An older library is refused.
+// It is never linked: a process that has torch has torch's copy, and two copies in one process do
+// not work together. The declarations are NCCL's public binary interface since 2.18.
 #pragma once
 
 #include <climits>
@@ -22,12 +21,7 @@ enum class NcclResult : int {
   kRemoteError = 6,
   kInProgress = 7,  // for a non-blocking communicator: the call is still in progress
 };
-enum class NcclType : int {
-  kBytes = 1,
-  kF32 = 7,
-  kBf16 = 9
-};  // ncclUint8, ncclFloat32, ncclBfloat16
-enum class NcclSum : int { kSum = 0 };
+enum class NcclType : int { kBytes = 1 };  // ncclUint8
 
 struct NcclUniqueId {
   char bytes[128];
@@ -50,9 +44,8 @@ struct NcclLibrary {
   static constexpr int kLeastVersion = 21800;
 
   // The library of that path or name, opened once per process. Empty: the copy that is already
-  // loaded, otherwise libnccl.so.2 on the system's search path. kUnsupported, with the names that
-  // were tried and the system's message, if there is none, if it is too old, or if a function is
-  // missing.
+  // loaded, otherwise libnccl.so.2 on the system's search path. kUnsupported, with the reason, if
+  // there is none, if it is too old, or if a function is missing.
   static Result<const NcclLibrary*> open(const std::string& path = "");
 
   std::string path;  // path of the file, as reported by the system
@@ -78,8 +71,6 @@ struct NcclLibrary {
                      void* stream) = nullptr;
   NcclResult (*recv)(void*, size_t count, NcclType, int peer, NcclCommunicator,
                      void* stream) = nullptr;
-  NcclResult (*all_reduce)(const void* from, void* to, size_t count, NcclType, NcclSum,
-                           NcclCommunicator, void* stream) = nullptr;
 };
 
 }  // namespace nvfp4_moe::internal

@@ -1,6 +1,5 @@
-// Every rank allocates its own memory for a region and opens that of all others: by address if they
-// share a process, otherwise by handle. When a region grows, its old memory stays allocated, since
-// captured graphs hold its addresses.
+// Every rank allocates its own memory for a region and opens that of all others: by address in one
+// process, otherwise by handle. Old memory stays allocated, since captured graphs hold its address.
 #include "exchange/peers.h"
 
 #include <unistd.h>
@@ -83,8 +82,7 @@ Status check_reach(PeerDevice& device, const std::vector<Identity>& ranks, size_
     if (reach == PeerReach::kNoAccess)
       return refusal(ranks, mine, other,
                      unsupported("no peer access: the kind of the GPUs, PCIe's topology, ACS or a "
-                                 "virtual machine forbids "
-                                 "it (nvidia-smi topo -p2p r)"));
+                                 "virtual machine forbids it (nvidia-smi topo -p2p r)"));
   }
   return {};
 }
@@ -99,30 +97,24 @@ struct Offer {
 // only if it is one of these.
 class OfferedHere {
  public:
-  static void add(const std::byte* memory, int64_t size_bytes) {
-    const std::lock_guard lock(mutex());
-    sizes()[reinterpret_cast<uint64_t>(memory)] = size_bytes;
+  static OfferedHere& all() {
+    static OfferedHere& all = *new OfferedHere;  // never destroyed: an exchange may end after main
+    return all;
   }
-  static void remove(const std::byte* memory) {
-    const std::lock_guard lock(mutex());
-    sizes().erase(reinterpret_cast<uint64_t>(memory));
+  void set(const void* memory, int64_t size_bytes) {  // 0: no longer
+    const std::lock_guard lock(mutex_);
+    sizes_[reinterpret_cast<uint64_t>(memory)] = size_bytes;
+    if (size_bytes == 0) sizes_.erase(reinterpret_cast<uint64_t>(memory));
   }
-  static bool holds(uint64_t address, int64_t size_bytes) {
-    const std::lock_guard lock(mutex());
-    const auto found = sizes().find(address);
-    return found != sizes().end() && found->second >= size_bytes;
+  bool holds(uint64_t address, int64_t size_bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto found = sizes_.find(address);
+    return found != sizes_.end() && found->second >= size_bytes;
   }
 
  private:
-  // Never destroyed: an exchange may end after main.
-  static std::mutex& mutex() {
-    static std::mutex& mutex = *new std::mutex;
-    return mutex;
-  }
-  static std::map<uint64_t, int64_t>& sizes() {
-    static auto& sizes = *new std::map<uint64_t, int64_t>;
-    return sizes;
-  }
+  std::mutex mutex_;
+  std::map<uint64_t, int64_t> sizes_;
 };
 
 class Peers : public PeerMemory {
@@ -142,7 +134,7 @@ class Peers : public PeerMemory {
     if (device_->synchronize().ok()) await_last_words();
     watch_.reset();
     for (void* memory : opened_) device_->close(memory);
-    for (const Buffer& memory : memory_) OfferedHere::remove(memory.data());
+    for (const Buffer& memory : memory_) OfferedHere::all().set(memory.data(), 0);
     memory_.clear();
     device_->drop_host_words(host_);
   }
@@ -173,7 +165,7 @@ class Peers : public PeerMemory {
       if (!alone) {
         NVFP4_MOE_ASSIGN(mine.handle, device_->share(memory.data()));
       }
-      OfferedHere::add(memory.data(), larger.size_bytes);
+      OfferedHere::all().set(memory.data(), larger.size_bytes);
       memory_.push_back(std::move(memory));
       return {};
     };
@@ -195,8 +187,7 @@ class Peers : public PeerMemory {
   const PeerLink& link() const override { return link_; }
 
   Status state() override {
-    // Check now, not at the watch's next poll: a run that starts a collective call would otherwise
-    // wait for the late rank again.
+    // Check now, not at the watch's next poll: a run would otherwise wait for the late rank again.
     NVFP4_MOE_TRY(state_of_work());
     const Watch::Lock lock = watch_->lock();
     return watch_->failure();
@@ -221,9 +212,8 @@ class Peers : public PeerMemory {
   // Waits until all ranks have reported that they took this rank's last packets. No kernel of this
   // rank waits for that report, but it is written into this rank's memory.
   void await_last_words() {
-    const auto begin = std::chrono::steady_clock::now();
-    const Timeout most = std::min(exchange_.timeout(), kLastWords);
-    while (control_ != nullptr && state().ok() && std::chrono::steady_clock::now() - begin < most) {
+    const Deadline deadline(std::min(exchange_.timeout(), kLastWords));
+    while (control_ != nullptr && state().ok() && !deadline.passed()) {
       const Result<PeerControl> seen = device_->control(control_);
       if (!seen.ok() || seen->stop != 0) return;
       const auto* const end = seen->taken + link_.world;
@@ -240,7 +230,7 @@ class Peers : public PeerMemory {
     if (other.shares_process(ranks_[me])) {
       if (const Status enabled = device_->enable(other.device); !enabled.ok())
         return refusal(ranks_, me, rank, enabled);
-      if (!OfferedHere::holds(offer.address, size_bytes))
+      if (!OfferedHere::all().holds(offer.address, size_bytes))
         return refusal(ranks_, me, rank,
                        io_error("an address that no rank of this process has offered"));
       return reinterpret_cast<std::byte*>(offer.address);

@@ -1,9 +1,8 @@
-// Ranks on GPUs of one host that can access each other's memory. Kernels write directly into
-// other ranks' memory, so that no communication library and none of its launches are needed.
+// Ranks on GPUs of one host whose kernels write directly into other ranks' memory.
 //
-// Each rank needs an Exchange first. It carries memory handles, the facts that ranks must agree on,
-// and failures that no device can detect. Kernels time out by the device's own clock, in a captured
-// graph too. A thread watches for timeouts and for ranks that are gone, and then ends all waits.
+// The Exchange carries memory handles, the facts that ranks must agree on, and failures that no
+// device can detect. Kernels time out by the device's own clock, in a captured graph too. A thread
+// watches for timeouts and for ranks that are gone, and then ends all waits.
 #pragma once
 
 #include <memory>
@@ -41,9 +40,8 @@ class PeerDevice {
   virtual void drop_host_words(const HostWords& words) = 0;
 };
 
-// Collective, like connect. kUnsupported on all ranks if there are more than kMostPeers, if they
-// are on several hosts, or if one's device cannot access another's memory; the message names both
-// and the reason. The exchange must outlive the result.
+// Collective. kUnsupported on all ranks if there are more than kMostPeers, if they are on several
+// hosts, or if one's device cannot access another's memory. The exchange must outlive the result.
 Result<std::unique_ptr<PeerMemory>> connect_peers(Exchange& exchange,
                                                   std::unique_ptr<PeerDevice> device);
 

@@ -190,8 +190,7 @@ Status RankProcesses::poll() {
   return failure;
 }
 
-// A stopped rank makes no call and launches nothing, and a captured collective that waits for it
-// has no timeout.
+// A captured collective that waits for a stopped rank has no timeout.
 Status RankProcesses::find_stopped() {
   if (!next_poll_.passed()) return {};
   next_poll_ = Deadline(kPollInterval);

@@ -1,10 +1,9 @@
-// Polls the processes of the other ranks on this host. The ranks' communication reports a dead rank
-// only during a call, and a kernel that waits for that rank reports nothing. So each rank polls the
-// others: pidfds show which processes have ended, and each rank shares a page of memory from which
-// the others read why it gave up.
+// Polls the processes of the other ranks on this host, since the ranks' communication reports a
+// dead rank only during a call. pidfds show which processes have ended, and each rank shares a page
+// of memory from which the others read why it gave up. There are no connections.
 //
-// There are no connections and no listening sockets. Ranks on other hosts, or in containers with
-// their own pid namespaces, cannot be polled; the communication's own timeout reports their end.
+// Ranks on other hosts, or in containers with their own pid namespaces, cannot be polled; the
+// communication's own timeout reports their end.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +25,8 @@ class RankProcesses {
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   // The failure of a rank that gave up. Otherwise the error that a rank has left, that its process
-  // has ended, or that a signal has stopped it for longer than the exchange's timeout. This rank
-  // then gives up with that error too, so that ranks that poll later report the first cause and not
-  // its consequences. Does not wait. One thread at a time.
+  // has ended, or that it is stopped for longer than the exchange's timeout. This rank then gives
+  // up with that error too, so that all ranks report the first cause. One thread at a time.
   Status poll();
   // Sets the result of the other ranks' polls from now on. Only the first call has an effect.
   void give_up(const Status& why);

@@ -1,8 +1,7 @@
 // All ranks post their call; then each copies its blocks from the others' memory.
 //
-// A call has two phases. Until all ranks have arrived it may fail, because a rank is late, leaves
-// or aborts. After that it cannot fail, since only one copy on each rank remains. So no rank
-// returns while another still reads its memory.
+// Until all ranks have arrived a call may fail, because a rank is late, leaves or aborts. After
+// that it cannot fail, and no rank returns while another still reads its memory.
 #include "exchange/threads.h"
 
 #include <algorithm>
@@ -76,16 +75,16 @@ Result<std::unique_ptr<Exchange>> ThreadGroup::join(int rank, int world, Timeout
   return Exchange::connect(std::move(transport), rank, world, timeout);
 }
 
-std::vector<int> ThreadGroup::missing(const std::vector<bool>& present) const {
-  std::vector<int> ranks;
-  for (int r = 0; r < world_; ++r)
-    if (!present[static_cast<size_t>(r)]) ranks.push_back(r);
-  return ranks;
-}
-
 Status ThreadGroup::late(const char* what, const std::vector<bool>& present,
                          Timeout timeout) const {
-  return late_ranks(what, world_, missing(present), timeout);
+  std::vector<int> missing;
+  for (int r = 0; r < world_; ++r)
+    if (!present[static_cast<size_t>(r)]) missing.push_back(r);
+  const auto ms = timeout.count();
+  return io_error("exchange: expected all " + std::to_string(world_) + " ranks in " + what +
+                  " within " +
+                  (ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms") +
+                  ", got none of " + name_ranks(missing));
 }
 
 void ThreadGroup::fail(const Status& why) {
@@ -110,7 +109,11 @@ Status ThreadGroup::check_calls() const {
     for (int to = 0; to < world_; ++to) {
       const int64_t sent = calls_[static_cast<size_t>(from)].send_bytes[to];
       const int64_t expected = calls_[static_cast<size_t>(to)].recv_bytes[from];
-      if (sent != expected) return sizes_differ(calls_[0].what, to, expected, from, sent);
+      if (sent != expected)
+        return invalid_argument(std::string("exchange: ") + calls_[0].what + ": rank " +
+                                std::to_string(to) + " expected " + std::to_string(expected) +
+                                " bytes from rank " + std::to_string(from) + ", which sends " +
+                                std::to_string(sent));
     }
   }
   return {};

@@ -28,7 +28,6 @@ class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
   void copy(int rank) const;
   void leave(int rank);
   void fail(const Status& why);
-  std::vector<int> missing(const std::vector<bool>& present) const;
   Status late(const char* what, const std::vector<bool>& present, Timeout timeout) const;
 
   const int world_;

@@ -1,8 +1,6 @@
-// Watches the work that a rank has enqueued on its device. No call waits for that work, so a thread
-// polls.
-//
-// If the device reports a failure, or a rank has left or failed, the link between the devices ends.
-// Only the first failure is kept. If only this rank knows of it, the exchange passes it on.
+// Watches the work that a rank has enqueued on its device: a thread polls it. If the device reports
+// a failure, or a rank has left or failed, the link between the devices ends. Only the first
+// failure is kept. If only this rank knows of it, the exchange passes it on.
 #pragma once
 
 #include <condition_variable>
@@ -20,12 +18,10 @@ namespace nvfp4_moe::internal {
 class Watch {
  public:
   using Lock = std::unique_lock<ForkMutex>;
-  // Functions that poll and end the watched work. Both are called under the watch's mutex, from any
-  // thread.
+  // Both are called under the watch's mutex, from any thread.
   struct Watched {
     std::function<Status()> poll;  // does not wait; not called again after a failure
-    std::function<void(const Status& why)>
-        fails;  // called once, with the first failure: ends the enqueued work
+    std::function<void(const Status& why)> fails;  // called once: ends the enqueued work
   };
 
   // Starts polling, every kInterval. The exchange must outlive it.

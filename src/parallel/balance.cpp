@@ -1,7 +1,6 @@
-// Greedy replication and packing, after the balancer that DeepSeek published with V3 (without its
-// expert groups), followed by a search that swaps pairs of slots. Greedy replication minimizes the
-// heaviest slot, not the heaviest rank. So smaller numbers of replicas are tried too, and experts
-// dealt out round-robin; the most even result wins.
+// Greedy replication and packing, after the balancer that DeepSeek published with V3, followed by a
+// search that swaps pairs of slots. Greedy replication minimizes the heaviest slot, not the
+// heaviest rank. So smaller numbers of replicas are tried too, and experts dealt out round-robin.
 #include "parallel/balance.h"
 
 #include <algorithm>
@@ -11,8 +10,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Swaps terminate on their own, since each makes the heaviest rank lighter. This bound stops them
-// if progress is slow.
+// Swaps terminate on their own, since each makes the heaviest rank lighter.
 constexpr int kMostExchanges = 10000;
 // The number of candidate counts of redundant slots for hot experts.
 constexpr int64_t kMostTries = 8;
@@ -44,8 +42,7 @@ struct RankSlots {
 };
 
 // The number of slots of each expert. The first `hot` redundant slots go, one by one, to the expert
-// with the most load per slot. The rest go to the experts with the least load, where they do least
-// harm.
+// with the most load per slot. The rest go to the experts with the least load.
 std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, int64_t slots,
                                     int64_t hot) {
   std::vector<int64_t> counts(load.size(), 1);
@@ -64,8 +61,7 @@ std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, i
   return counts;
 }
 
-// The rank with the least load that has room and, if `expert` is given, does not hold it; world if
-// there is no such rank.
+// The rank with the least load that has room and does not hold `expert` (if 0 or more), or world.
 size_t lightest(const std::vector<RankSlots>& ranks, size_t slots, int64_t expert) {
   size_t best = ranks.size();
   for (size_t r = 0; r < ranks.size(); ++r) {
@@ -79,8 +75,7 @@ void place(std::vector<RankSlots>& ranks, size_t slots, const Replica& replica) 
   if (const size_t rank = lightest(ranks, slots, replica.expert); rank < ranks.size())
     return ranks[rank].add(replica);
   // Only ranks that already hold the expert have room. Take a full rank without it, and move one of
-  // its experts that the roomy rank lacks. Such an expert exists, since the full rank has more
-  // experts than the roomy one.
+  // its experts that the roomy rank lacks. It exists, since the full rank has more experts.
   const size_t roomy = lightest(ranks, slots, -1);
   for (RankSlots& full : ranks) {
     if (full.has(replica.expert)) continue;
@@ -143,8 +138,7 @@ std::vector<RankSlots> greedy_ranks(std::span<const uint64_t> load, int world, s
   return ranks;
 }
 
-// Deals out the experts round-robin, heaviest first, starting again when all are dealt. A rank
-// takes consecutive experts and at most as many as there are, so it never holds one twice.
+// Deals out the experts round-robin, heaviest first. No rank gets an expert twice.
 std::vector<RankSlots> dealt_ranks(std::span<const uint64_t> load, int world, size_t slots) {
   std::vector<int64_t> order(load.size());
   std::iota(order.begin(), order.end(), 0);

@@ -8,8 +8,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Implements PeerDevice (exchange/peers.h) with a backend's functions. facts: of a device kind that
-// device_peers and device_memory support.
+// Implements PeerDevice (exchange/peers.h) with a backend's functions.
 class BackendPeerDevice : public PeerDevice {
  public:
   explicit BackendPeerDevice(const DeviceFacts& facts)
@@ -63,8 +62,7 @@ class BackendPeerDevice : public PeerDevice {
 Result<std::shared_ptr<const FailureWord>> make_failure_word(const DeviceRanks& ranks, int device) {
   uint32_t *word = nullptr, *on_device = nullptr;
   NVFP4_MOE_TRY(ranks.make_host_word(device, &word, &on_device));
-  // By the time it is dropped the layers are gone. Freeing their memory has waited for all kernels
-  // that read the word.
+  // It is dropped after the layers. Freeing their memory has waited for kernels that read the word.
   return std::shared_ptr<const FailureWord>(new FailureWord{word, on_device},
                                             [&ranks, device](const FailureWord* dropped) {
                                               ranks.drop_host_word(device, dropped->word);
@@ -72,70 +70,55 @@ Result<std::shared_ptr<const FailureWord>> make_failure_word(const DeviceRanks& 
                                             });
 }
 
+// The facts of a rank's device, if the exchange can be given a link between devices. Collective.
+Result<DeviceFacts> device_for_link(Exchange& exchange, const std::string& device,
+                                    const std::string& link) {
+  const auto find = [&]() -> Result<DeviceFacts> {
+    if (exchange.device_link() != nullptr)
+      return invalid_argument(link + ": expected an exchange without devices, got one with " +
+                              exchange.device_link()->describe() +
+                              "; call use_nccl or use_peers, once");
+    NVFP4_MOE_ASSIGN(DeviceFacts facts, device_facts(device));
+    if (device_ranks(facts.kind) == nullptr || device_peers(facts.kind) == nullptr)
+      return unsupported(link + ": expected a device cuda:N, got " + device);
+    return facts;
+  };
+  const Result<DeviceFacts> facts = find();
+  NVFP4_MOE_TRY(exchange.agree(facts.status()));
+  return facts;
+}
+
 }  // namespace
 
 Status use_nccl(Exchange& exchange, const std::string& device, const std::string& library,
                 void* communicator) {
-  struct Call {
-    Exchange& exchange;
-    NcclOptions options;
-  } call{exchange, {library, communicator, {}, {}, {}}};
-  const auto find = [&]() -> Result<DeviceFacts> {
-    if (exchange.device() != nullptr)
-      return invalid_argument(
-          "nccl: expected an exchange without it, got one with it; use_nccl is called once");
-    if (exchange.peers() != nullptr)
-      return invalid_argument(
-          "nccl: expected an exchange without peers, got one with them; call use_nccl or "
-          "use_peers, not both");
-    NVFP4_MOE_ASSIGN(DeviceFacts facts, device_facts(device));
-    if (device_ranks(facts.kind) == nullptr)
-      return unsupported("nccl: expected a device cuda:N, got " + device);
-    return facts;
-  };
-  const Result<DeviceFacts> facts = find();
-  NVFP4_MOE_TRY(exchange.agree(facts.status()));
-  const DeviceRanks& ranks = *device_ranks(facts->kind);
-  const int index = facts->index;
-  call.options.events = {
+  NVFP4_MOE_ASSIGN(const DeviceFacts facts, device_for_link(exchange, device, "nccl"));
+  const DeviceRanks& ranks = *device_ranks(facts.kind);
+  const int index = facts.index;
+  const auto word = make_failure_word(ranks, index);
+  NVFP4_MOE_TRY(exchange.agree(word.status()));
+  NcclOptions options{library, communicator, {}, *word, {}};
+  options.events = {
       [&ranks, index](void** event, void* stream) { return ranks.set_event(index, event, stream); },
       [&ranks, index](void* event) { return ranks.event_reached(index, event); },
       [&ranks, index](void* event) { ranks.drop_event(index, event); }};
-  call.options.on_device = [&ranks, index](const std::function<void()>& body) {
-    const auto run = [](void* argument) -> Status {
-      (*static_cast<const std::function<void()>*>(argument))();
+  options.on_device = [&ranks, index](const std::function<void()>& body) {
+    const auto call = [&]() -> Status {
+      body();
       return {};
     };
-    if (!ranks.on_device(index, run, const_cast<std::function<void()>*>(&body)).ok())
-      body();  // runs even without the device
+    if (!on_device(ranks, index, call).ok()) body();  // runs even without the device
   };
-  const auto word = make_failure_word(ranks, index);
-  NVFP4_MOE_TRY(exchange.agree(word.status()));
-  call.options.failure_word = *word;
-  const auto connect = [](void* argument) -> Status {
-    auto& on = *static_cast<Call*>(argument);
-    NVFP4_MOE_ASSIGN(auto transport, connect_nccl(on.exchange, on.options));
-    on.exchange.set_device(std::move(transport));
+  return on_device(ranks, index, [&]() -> Status {
+    NVFP4_MOE_ASSIGN(auto transport, connect_nccl(exchange, options));
+    exchange.set_device(std::move(transport));
     return {};
-  };
-  return ranks.on_device(index, connect, &call);
+  });
 }
 
 Status use_peers(Exchange& exchange, const std::string& device) {
-  const auto find = [&]() -> Result<DeviceFacts> {
-    if (exchange.device_link() != nullptr)
-      return invalid_argument("peers: expected an exchange without devices, got one with " +
-                              exchange.device_link()->describe() +
-                              "; call use_nccl or use_peers, once");
-    NVFP4_MOE_ASSIGN(DeviceFacts facts, device_facts(device));
-    if (device_peers(facts.kind) == nullptr)
-      return unsupported("peers: expected a device cuda:N, got " + device);
-    return facts;
-  };
-  const Result<DeviceFacts> facts = find();
-  NVFP4_MOE_TRY(exchange.agree(facts.status()));
-  NVFP4_MOE_ASSIGN(auto peers,
-                   connect_peers(exchange, std::make_unique<BackendPeerDevice>(*facts)));
+  NVFP4_MOE_ASSIGN(const DeviceFacts facts, device_for_link(exchange, device, "peers"));
+  NVFP4_MOE_ASSIGN(auto peers, connect_peers(exchange, std::make_unique<BackendPeerDevice>(facts)));
   exchange.set_peers(std::move(peers));
   return {};
 }

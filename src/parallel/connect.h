@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "backend/device_exchange.h"
 #include "exchange/exchange.h"
 
 namespace nvfp4_moe::internal {
@@ -13,10 +14,15 @@ namespace nvfp4_moe::internal {
 Status use_nccl(Exchange& exchange, const std::string& device, const std::string& library = "",
                 void* communicator = nullptr);
 
-// Gives the exchange peer memory between devices instead of NCCL; `device` is this rank's. For GPUs
-// of one host that can access each other's memory. Collective; kUnsupported on all ranks if one
-// cannot (exchange/peers.h). Runs of layers over it must be ordered on each rank's device, by one
-// stream or by events.
+// The same for peer memory (exchange/peers.h). Runs of layers over it must be ordered on each
+// rank's device, by one stream or by events.
 Status use_peers(Exchange& exchange, const std::string& device);
+
+// Calls body() with the device as the thread's current device.
+template <class Body>
+Status on_device(const DeviceRanks& ranks, int device, Body body) {
+  const auto call = [](void* argument) -> Status { return (*static_cast<Body*>(argument))(); };
+  return ranks.on_device(device, call, &body);
+}
 
 }  // namespace nvfp4_moe::internal

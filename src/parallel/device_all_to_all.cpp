@@ -1,11 +1,149 @@
 #include "parallel/device_all_to_all.h"
 
 #include <algorithm>
+#include <string>
+
+#include "moe/registry.h"
+#include "parallel/connect.h"
 
 namespace nvfp4_moe::internal {
 
+Result<Buffer> make_wire_report(const MoeLayer& layer) {
+  const DeviceMemory& memory = *layer.backend().memory;
+  const int device = layer.weights().device;
+  const WireReport none;
+  NVFP4_MOE_ASSIGN(Buffer report,
+                   memory.allocate(sizeof(WireReport), device, "report of all_to_all"));
+  NVFP4_MOE_TRY(memory.to_device(device, report.data(), &none, sizeof(none), nullptr));
+  return report;
+}
+
+const RunPlan* AllToAllOnDevice::LastPlan::of(const MoeLayer& layer, const Batch& batch) {
+  const bool aligned = reinterpret_cast<uintptr_t>(batch.hidden) % 16 == 0;
+  if (tokens_ != batch.tokens || hidden_dtype_ != batch.hidden_dtype ||
+      hidden_aligned_ != aligned) {
+    tokens_ = batch.tokens, hidden_dtype_ = batch.hidden_dtype, hidden_aligned_ = aligned;
+    plan_ = layer.backend().steps->plan(layer.weights(), layer.plan(), batch);
+  }
+  return plan_.get();
+}
+
+AllToAllOnDevice::AllToAllOnDevice(MoeLayer& layer, const Ranks& ranks,
+                                   std::unique_ptr<DeviceSlots> slots, Buffer report)
+    : RankCombine(layer, ranks),
+      slots_(std::move(slots)),
+      packet_steps_(*device_packets(layer.plan().device.kind)),
+      packet_(layer.weights().config),
+      report_(std::move(report)) {}
+
+AllToAllOnDevice::Spans AllToAllOnDevice::spans(std::byte* workspace, int64_t tokens) const {
+  const PackedWeights& packed = layer_.weights();
+  const auto bytes_of = [&](int64_t most) {
+    return static_cast<int64_t>(
+        layer_.backend().workspace_bytes(packed.config, packed.range, layer_.plan(), most));
+  };
+  Arena arena(workspace, layer_.plan().limits.guard_bytes);
+  Spans spans;
+  spans.status = arena.take<RunStatus>("", "status", 1);
+  spans.failed = arena.take<uint32_t>("", "failed", 1);
+  spans.slots = arena.take<int32_t>("", "slots", tokens * top_k());
+  spans.ids = arena.take<int32_t>("", "ids", received() * top_k());
+  spans.weights = arena.take<float>("", "weights", received() * top_k());
+  spans.source = arena.take<std::byte>("", "source", bytes_of(tokens));
+  spans.expert = arena.take<std::byte>("", "expert", bytes_of(received()));
+  take_more(spans, tokens, arena);
+  spans.size_bytes = arena.size_bytes();
+  return spans;
+}
+
+AllToAllOnDevice::Side AllToAllOnDevice::side(const Batch& batch, std::byte* workspace) const {
+  Side side{batch, Arena(workspace, layer_.plan().limits.guard_bytes), {}, nullptr};
+  side.buffers =
+      layer_buffers(layer_.weights().config, layer_.weights().range, batch.tokens, side.arena);
+  return side;
+}
+
+AllToAllOnDevice::Side AllToAllOnDevice::source(const Spans& spans, const Batch& batch) {
+  Batch mine = batch;
+  mine.topk_ids = spans.slots;
+  mine.ids_dtype = DType::kI32;
+  Side made = side(mine, spans.source);
+  made.buffers.status = spans.status;
+  if (void* const rows = rows_out(spans); rows != nullptr) made.buffers.routed.rows_out = rows;
+  made.plan = source_plan_.of(layer_, mine);
+  return made;
+}
+
+TakePackets AllToAllOnDevice::take_call(const Spans& spans, const MessageLayout& layout,
+                                        const std::byte* packets) const {
+  TakePackets take;
+  take.layout = layout;
+  take.messages = packets;
+  take.range = layer_.weights().range;
+  take.ids = spans.ids;
+  take.weights = spans.weights;
+  take.failed = spans.failed;
+  take.report = reinterpret_cast<WireReport*>(report_.data());
+  return take;
+}
+
+Status AllToAllOnDevice::begin(const Batch& batch, std::byte* workspace, void* stream,
+                               Status mine) {
+  bool captured = false;
+  const auto enqueue = [&]() -> Status {
+    NVFP4_MOE_ASSIGN(const uint64_t capture, layer_.backend().memory->capture_id(stream));
+    captured = capture != 0;
+    return on_device(*device_ranks(layer_.plan().device.kind), device(), [&] {
+      return prepare(batch, spans(workspace, batch.tokens), captured, stream);
+    });
+  };
+  if (mine.ok()) mine = enqueue();
+  return gather(batch.tokens, mine, captured);
+}
+
+Status AllToAllOnDevice::run(const Batch& batch, std::byte* workspace, void* stream) {
+  const Spans s = spans(workspace, batch.tokens);
+  const Side at_source = source(s, batch);
+  Batch taken;
+  taken.tokens = packets();
+  taken.topk_ids = s.ids;
+  taken.topk_weights = s.weights;
+  Side at_expert = side(taken, s.expert);
+  at_expert.plan = expert_plan_.of(layer_, taken);
+  AwaitedRows awaited;
+  awaited.failed = s.failed;
+  await(awaited, s);
+  return on_device(*device_ranks(layer_.plan().device.kind), device(), [&]() -> Status {
+    const StepContext step = at_source.step(layer_.weights(), stream, &awaited);
+    NVFP4_MOE_TRY(dispatch(batch, s, at_source, stream));
+    NVFP4_MOE_TRY(work(s, step, at_expert, stream));
+    if (batch.tokens > 0 && at_source.buffers.shared.experts > 0)
+      NVFP4_MOE_TRY(multiply(steps(), step, at_source.buffers.shared));
+    return steps().combine(step);
+  });
+}
+
+Status AllToAllOnDevice::report(void* stream) {
+  const DeviceMemory& memory = *layer_.backend().memory;
+  WireReport seen;
+  const WireReport none;
+  NVFP4_MOE_TRY(memory.to_host(device(), &seen, report_.data(), sizeof(seen), stream));
+  if (seen.runs > 0 || seen.wrong > 0)
+    NVFP4_MOE_TRY(memory.to_device(device(), report_.data(), &none, sizeof(none), stream));
+  if (seen.wrong > 0)
+    return io_error("dispatch: expected packets of slots of rank " + std::to_string(rank()) +
+                    ", got " + std::to_string(seen.wrong) + " others; out is NaN");
+  if (seen.runs == 0) return {};
+  const Status most =
+      PacketCounts::too_many(static_cast<int64_t>(seen.most >> 32), seen.most >> 16 & 0xFFFF,
+                             seen.most & 0xFFFF, ranks_.capacity);
+  return {most.code(), most.message() + "; out is NaN on every rank in " +
+                           std::to_string(seen.runs) + (seen.runs == 1 ? " run" : " runs") +
+                           " since status was last asked for"};
+}
+
 DeviceAllToAll::DeviceAllToAll(MoeLayer& layer, const Ranks& ranks,
-                               std::unique_ptr<DeviceSlots> slots, DeviceReport report)
+                               std::unique_ptr<DeviceSlots> slots, Buffer report)
     : AllToAllOnDevice(layer, ranks, std::move(slots), std::move(report)),
       counts_(world(), ranks.capacity, ranks.fixed, top_k()),
       mine_(2 * static_cast<size_t>(world())),
@@ -37,8 +175,7 @@ Status DeviceAllToAll::prepare(const Batch& batch, const Spans& s, bool captured
   if (captured && !counts_.fixed())
     return unsupported(
         "stream: expected one that is not captured for all_to_all without a capacity, whose counts "
-        "the "
-        "host waits for, got one that is");
+        "the host waits for, got one that is");
   NVFP4_MOE_TRY(slots_->translate(batch, rank(), s.slots, stream));
   const CountPackets counted{s.slots, slots_->first_of_rank(), batch.tokens, top_k(), world(),
                              s.counts};
@@ -86,8 +223,8 @@ Status DeviceAllToAll::dispatch(const Batch&, const Spans& s, const Side&, void*
 }
 
 Status DeviceAllToAll::run_experts(const Spans& s, const Side& expert, void* stream) {
-  TakePackets take = take_call(
-      s, layout_of(0), s.recv);  // an expert rank's messages have their source ranks' lengths
+  // An expert rank's messages have their source ranks' lengths.
+  TakePackets take = take_call(s, layout_of(0), s.recv);
   take.first_rows = s.first_rows;
   auto* const packets = bounds_.data();
   auto* const rows = packets + world() + 1;
@@ -125,6 +262,18 @@ Status DeviceAllToAll::work(const Spans& s, const StepContext& source, const Sid
 
 void DeviceAllToAll::await(AwaitedRows& awaited, const Spans&) const {
   awaited.link_failed = exchange().device()->failure_word();
+}
+
+Result<std::unique_ptr<RankCombine>> make_device_all_to_all(MoeLayer& layer, const Ranks& ranks,
+                                                            std::unique_ptr<DeviceSlots> slots,
+                                                            Buffer report) {
+  using Made = std::unique_ptr<RankCombine>;
+  if (ranks.exchange->peers() == nullptr)
+    return Made(
+        std::make_unique<DeviceAllToAll>(layer, ranks, std::move(slots), std::move(report)));
+  auto made = std::make_unique<PeerAllToAll>(layer, ranks, std::move(slots), std::move(report));
+  NVFP4_MOE_TRY(made->reserve());
+  return Made(std::move(made));
 }
 
 }  // namespace nvfp4_moe::internal

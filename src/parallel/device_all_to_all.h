@@ -6,9 +6,8 @@
 //   expert rank   take, route, gemm1_swiglu, requantize, gemm2      packets (U) -> rows
 //   combine       rows back; on the source rank the shared expert, and combine in the order of k
 //
-// The steps are the backend's own, called one by one, so the bits are those of one rank with all
-// experts. Rows arrive at the address from which combine reads them: only row_of_assignment indexes
-// them, and no row is copied again.
+// The steps are the backend's own, so the bits are those of one rank with all experts. Rows arrive
+// at the address from which combine reads them, and are not copied again.
 #pragma once
 
 #include <algorithm>
@@ -24,18 +23,6 @@
 #include "parallel/rank_combine.h"
 
 namespace nvfp4_moe::internal {
-
-// Faults that runs of all_to_all found on a device, in device memory.
-class DeviceReport {
- public:
-  static Result<DeviceReport> make(const MoeLayer& layer);
-  WireReport* on_device() const { return reinterpret_cast<WireReport*>(report_.data()); }
-  // Faults since the last call. Waits for the stream.
-  Result<WireReport> take(const MoeLayer& layer, void* stream) const;
-
- private:
-  Buffer report_;
-};
 
 class AllToAllOnDevice : public RankCombine {
  public:
@@ -64,12 +51,10 @@ class AllToAllOnDevice : public RankCombine {
     std::byte* recv = nullptr;        // (U) packets
     int32_t* first_rows = nullptr;    // (U)
     std::byte* send_rows = nullptr;   // (U k) rows, for the ranks that requested them
-    // under a capacity; otherwise rows arrive in the source's rows_out
-    std::byte* recv_rows = nullptr;
+    std::byte* recv_rows = nullptr;   // under a capacity; otherwise the source's rows_out
     size_t size_bytes = 0;
   };
-  // This rank as the source of its tokens, or as the expert rank of packets: its batch, arrays and
-  // step plan.
+  // This rank as the source of its tokens, or as the expert rank of packets.
   struct Side {
     Batch batch;
     Arena arena;
@@ -82,7 +67,7 @@ class AllToAllOnDevice : public RankCombine {
   };
 
   AllToAllOnDevice(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
-                   DeviceReport report);
+                   Buffer report);
   Slots& slots() override { return *slots_; }
   Spans spans(std::byte* workspace, int64_t tokens) const;
   Side source(const Spans& spans, const Batch& batch);
@@ -97,10 +82,8 @@ class AllToAllOnDevice : public RankCombine {
   int device() const { return layer_.weights().device; }
 
   virtual void take_more(Spans&, int64_t, Arena&) const {}
-  // The number of packets that this rank has room for.
-  virtual int64_t received() const = 0;
-  // The number of packets that this rank receives in the current run.
-  virtual int64_t packets() const = 0;
+  virtual int64_t received() const = 0;  // packets that this rank has room for
+  virtual int64_t packets() const = 0;   // packets that it receives in the current run
   // Destination of the rows that come back; null: the source's own rows_out.
   virtual void* rows_out(const Spans& spans) const = 0;
   // The part of a run that needs no other rank. captured: whether the stream is capturing.
@@ -117,7 +100,7 @@ class AllToAllOnDevice : public RankCombine {
   const std::unique_ptr<DeviceSlots> slots_;
   const DevicePackets& packet_steps_;
   const PacketFormat packet_;
-  const DeviceReport report_;
+  const Buffer report_;  // WireReport
 
  private:
   // The plan of single steps, reused while batches have the same shape.
@@ -132,9 +115,6 @@ class AllToAllOnDevice : public RankCombine {
     std::shared_ptr<const RunPlan> plan_;
   };
   Side side(const Batch& batch, std::byte* workspace) const;
-  // Calls body() with the layer's device as the thread's current device, on which steps launch.
-  template <class Body>
-  Status on_device(Body body) const;
 
   LastPlan source_plan_, expert_plan_;
 };
@@ -151,13 +131,12 @@ void AllToAllOnDevice::set_tokens(Packed& call, const Spans& spans, const Side& 
 }
 
 // All-to-all over NCCL. Without a capacity a run waits once for the device, to exchange counts, and
-// cannot be captured. With a capacity it does not wait: the length of a message depends on the
-// number of tokens of its source rank, not on the routing, and counts travel in message headers. If
-// a rank has too many tokens for another, the run gives NaN on every rank and status fails.
+// cannot be captured. With a capacity it does not wait: counts travel in message headers. If a rank
+// has too many tokens for another, the run gives NaN on every rank and status fails.
 class DeviceAllToAll : public AllToAllOnDevice {
  public:
   DeviceAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
-                 DeviceReport report);
+                 Buffer report);
 
  private:
   // Layout of the messages of a source rank with this many tokens.
@@ -187,19 +166,16 @@ class DeviceAllToAll : public AllToAllOnDevice {
 };
 
 // All-to-all over peer memory. A packet's offset depends only on source rank and token, a row's
-// only on token and k. So nothing is counted and everything fits, only data that exists is sent,
-// and no host waits: a run can be captured. A capacity therefore has no effect. Each packet and
-// each row carries a flag, and readers wait only for those.
+// only on token and k. So nothing is counted, everything fits, and a run can be captured. Each
+// packet and each row carries a flag, and readers wait only for those.
 class PeerAllToAll : public AllToAllOnDevice {
  public:
+  PeerAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
+               Buffer report);
   // Collective: reserves the memory that the ranks write to.
-  static Result<std::unique_ptr<RankCombine>> make(MoeLayer& layer, const Ranks& ranks,
-                                                   std::unique_ptr<DeviceSlots> slots,
-                                                   DeviceReport report);
+  Status reserve();
 
  private:
-  PeerAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
-               DeviceReport report);
   int64_t received() const override { return world() * max_tokens(); }
   int64_t packets() const override;
   void* rows_out(const Spans&) const override { return rows_.of_rank[rank()]; }

@@ -1,4 +1,4 @@
-// A header of fixed size; the rank's counts follow it, so one exchange gathers both.
+// A header of fixed size, then the rank's counts: one exchange gathers both.
 #include "parallel/exchange_counts.h"
 
 #include <cstring>

@@ -18,8 +18,7 @@ class ExchangeCounts {
   ExchangeCounts(int world, int64_t counts);
 
   // Succeeds on all ranks or fails on all: with the error of the lowest rank that has one, or with
-  // kInvalidArgument if only some ranks capture their stream (`captured`), since a graph must be
-  // replayed by all ranks or by none. Allocates nothing itself.
+  // kInvalidArgument if only some ranks capture their stream. Allocates nothing itself.
   Status gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured,
                 std::span<const int64_t> counts = {});
   // Values of the last gather.
@@ -35,13 +34,11 @@ class ExchangeCounts {
   std::vector<std::byte> messages_;  // (world, bytes_)
 };
 
-// The exchange counts of all_to_all. The numbers of packets and rows in a message are those that
-// the ranks report. Under a fixed capacity they follow from the capacity and the source rank's
-// tokens instead: all ranks know them, and they do not depend on the routing.
+// The exchange counts of all_to_all. Messages have the packets and rows that the ranks report.
+// Under a fixed capacity they follow from the capacity and the source rank's tokens instead.
 class PacketCounts : public ExchangeCounts {
  public:
-  // capacity: the most tokens from one rank to another. fixed: every message has the length that
-  // its source rank's tokens and the capacity allow.
+  // capacity, fixed: as in Ranks.
   PacketCounts(int world, int64_t capacity, bool fixed, int64_t top_k);
 
   // counts: for each rank, the tokens and the rows that this rank has for it. Also fails, on all
@@ -75,8 +72,7 @@ class PacketCounts : public ExchangeCounts {
   static Status too_many(int64_t tokens, int64_t source, int64_t expert, int64_t capacity);
 
  private:
-  // Checks that the counts of a pair of ranks are possible for the source's tokens: they determine
-  // array offsets.
+  // Whether a pair's counts, which determine array offsets, are possible for the source's tokens.
   Status check_possible(int source, int expert) const;
 
   const int world_;

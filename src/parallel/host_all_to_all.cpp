@@ -1,10 +1,21 @@
-#include "parallel/host_all_to_all.h"
-
+// All-to-all on hosts, from a rank's tokens to their expert ranks and back.
+//
+//   source rank   route, quantize          tokens (T) -> codes and scales, as the GEMM reads them
+//   dispatch      a packet for each token and rank: activations, the slots that it goes to on that
+//                 rank, and weights
+//   expert rank   route, gemm1_swiglu, requantize, gemm2 on the tokens of all ranks
+//   combine       a row for each assignment, in the order in which the packets request them
+//   source rank   rows to the arrays of combine; the shared expert; combine, in the order of k
+//
+// All steps are the backend's own, so the bits are those of one rank with all experts.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
+
+#include "backend/device_exchange.h"
+#include "parallel/exchange_counts.h"
+#include "parallel/rank_combine.h"
 
 namespace nvfp4_moe::internal {
 namespace {
@@ -38,9 +49,8 @@ bool is_scale(float value, float least) {
   return value >= least && value <= std::numeric_limits<float>::max();
 }
 
-// Ok if the row's flag and scales can come from a rank's quantizer; otherwise kIo with the field
-// and its value. Scales must be checked because the exact sum of int8_block derives an index from
-// one. Codes need no check: every value is valid.
+// Ok if the row's flag and scales can come from a rank's quantizer. Scales must be checked because
+// the exact sum of int8_block derives an index from one. Every code is valid.
 Status check_received(const ActivationBuffers& activations, ActivationFormat format, int64_t hidden,
                       int64_t row) {
   const uint8_t flag = activations.nonfinite[row];
@@ -67,37 +77,58 @@ Status check_received(const ActivationBuffers& activations, ActivationFormat for
   return {};
 }
 
-}  // namespace
+class HostAllToAll : public RankCombine {
+ public:
+  HostAllToAll(MoeLayer& layer, const Ranks& ranks)
+      : RankCombine(layer, ranks),
+        source_{layer.weights().config,
+                {0, layer.weights().config->num_experts},
+                layer.weights().scales,
+                {},
+                Buffer()},
+        packet_(layer.weights().config),
+        slots_(ranks.placement, top_k()),
+        counts_(world(), ranks.capacity, ranks.fixed, top_k()),
+        mine_(2 * static_cast<size_t>(world())),
+        send_bytes_(static_cast<size_t>(world())),
+        recv_bytes_(static_cast<size_t>(world())) {}
 
-// T: tokens of this rank. U: the most tokens that all ranks send to this one. R: rows that come
-// back.
-struct HostAllToAll::Spans {
-  RunStatus* status = nullptr;
-  int32_t* slots = nullptr;        // (T, k)
-  std::byte* send = nullptr;       // packets for all ranks
-  std::byte* recv = nullptr;       // (U) packets
-  int32_t* ids = nullptr;          // (U, k) slots of this rank
-  float* weights = nullptr;        // (U, k)
-  std::byte* send_rows = nullptr;  // (U k) rows, for the ranks that requested them
-  std::byte* recv_rows = nullptr;  // (R) rows
-  std::byte* source = nullptr;     // workspace of T tokens
-  std::byte* expert = nullptr;     // workspace of U tokens
-  size_t size_bytes = 0;
+  size_t workspace_bytes(int64_t tokens) const override {
+    return spans(nullptr, tokens).size_bytes;
+  }
+  Status begin(const Batch& batch, std::byte* workspace, void* stream, Status mine) override;
+  Status run(const Batch& batch, std::byte* workspace, void* stream) override;
+
+ private:
+  // T: tokens of this rank. U: the most tokens that all ranks send to this one. R: rows that come
+  // back.
+  struct Spans {
+    RunStatus* status = nullptr;
+    int32_t* slots = nullptr;        // (T, k)
+    std::byte* send = nullptr;       // packets for all ranks
+    std::byte* recv = nullptr;       // (U) packets
+    int32_t* ids = nullptr;          // (U, k) slots of this rank
+    float* weights = nullptr;        // (U, k)
+    std::byte* send_rows = nullptr;  // (U k) rows, for the ranks that requested them
+    std::byte* recv_rows = nullptr;  // (R) rows
+    std::byte* source = nullptr;     // workspace of T tokens
+    std::byte* expert = nullptr;     // workspace of U tokens
+    size_t size_bytes = 0;
+  };
+  Slots& slots() override { return slots_; }
+  Spans spans(std::byte* workspace, int64_t tokens) const;
+  Status send_tokens(const LayerBuffers& source, const Batch& batch, const Spans& spans);
+  Status take_tokens(const LayerBuffers& expert, const Spans& spans) const;
+  Status send_rows(const LayerBuffers& expert, const Spans& spans);
+  void take_rows(const LayerBuffers& source, int64_t tokens, const Spans& spans) const;
+
+  const PackedWeights source_;  // without experts: config and range, for steps that read no weights
+  const PacketFormat packet_;
+  HostSlots slots_;
+  PacketCounts counts_;
+  std::vector<int64_t> mine_;                     // (world) pairs of tokens and rows for each rank
+  std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)
 };
-
-HostAllToAll::HostAllToAll(MoeLayer& layer, const Ranks& ranks)
-    : RankCombine(layer, ranks),
-      source_{layer.weights().config,
-              {0, layer.weights().config->num_experts},
-              layer.weights().scales,
-              {},
-              Buffer()},
-      packet_(layer.weights().config),
-      slots_(ranks.placement, top_k()),
-      counts_(world(), ranks.capacity, ranks.fixed, top_k()),
-      mine_(2 * static_cast<size_t>(world())),
-      send_bytes_(static_cast<size_t>(world())),
-      recv_bytes_(static_cast<size_t>(world())) {}
 
 HostAllToAll::Spans HostAllToAll::spans(std::byte* workspace, int64_t tokens) const {
   const Plan& plan = layer_.plan();
@@ -121,10 +152,6 @@ HostAllToAll::Spans HostAllToAll::spans(std::byte* workspace, int64_t tokens) co
   spans.expert = arena.take<std::byte>("", "expert", bytes_of(layer_.weights(), received));
   spans.size_bytes = arena.size_bytes();
   return spans;
-}
-
-size_t HostAllToAll::workspace_bytes(int64_t tokens) const {
-  return spans(nullptr, tokens).size_bytes;
 }
 
 Status HostAllToAll::begin(const Batch& batch, std::byte* workspace, void* stream, Status mine) {
@@ -307,6 +334,12 @@ Status HostAllToAll::run(const Batch& batch, std::byte* workspace, void*) {
   *s.status = *source.status;
   add(*s.status, *expert.status);
   return {};
+}
+
+}  // namespace
+
+std::unique_ptr<RankCombine> make_host_all_to_all(MoeLayer& layer, const Ranks& ranks) {
+  return std::make_unique<HostAllToAll>(layer, ranks);
 }
 
 }  // namespace nvfp4_moe::internal

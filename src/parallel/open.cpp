@@ -10,10 +10,6 @@
 #include "moe/config_json.h"
 #include "moe/env.h"
 #include "moe/registry.h"
-#include "parallel/all_reduce.h"
-#include "parallel/device_all_to_all.h"
-#include "parallel/host_all_to_all.h"
-#include "parallel/weights_id.h"
 
 namespace nvfp4_moe::internal {
 namespace {
@@ -85,57 +81,31 @@ Status check_options(const LayerOptions& options, const ExpertParallelOptions& p
   return {};
 }
 
-// The slots of one rank as a layer of its own.
-struct RankLayer {
-  MoeConfig config;
-  LayerSource source;
-  LayerOptions options;
-
-  // source and ranks outlive it.
-  static Result<RankLayer> make(const Ranks& ranks, const LayerSource& source,
-                                const LayerOptions& options) {
-    const Placement& placement = ranks.placement;
-    const int rank = ranks.exchange->rank();
-    MoeOptions slots = ranks.config.options();
-    slots.num_experts = placement.slots();
-    // The sum over the ranks includes the shared expert once.
-    if (ranks.options.combine == CombineBy::kAllReduce && rank != 0)
-      slots.shared_intermediate_size = 0;
-    NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(slots));
-    RankLayer result{config, source, options};
-    result.source.expert = [&source, &placement](int64_t slot) -> Result<LoadedExpert> {
-      const int64_t expert = placement.expert_of(slot);
-      auto loaded = source.expert(expert);
-      if (!loaded.ok() && expert != slot)
-        return loaded.status().in("expert " + std::to_string(expert) + " of the layer");
-      return loaded;
-    };
-    result.options.range = {placement.first_slot(rank), placement.slots_of_rank(rank)};
-    if (ranks.options.combine == CombineBy::kAllToAll) {
-      int64_t& tokens = result.options.limits.max_tokens;
-      if (__builtin_mul_overflow(ranks.capacity, placement.world(), &tokens))
-        tokens = std::numeric_limits<int64_t>::max();
-    }
-    return result;
-  }
-};
-
-// Makes the combine of an open rank. If its device is a GPU it has slots and, for all_to_all, a
-// report. Collective over peer memory.
-Result<std::unique_ptr<RankCombine>> make_combine(MoeLayer& layer, const Ranks& ranks,
-                                                  std::unique_ptr<DeviceSlots> slots,
-                                                  DeviceReport report) {
-  using Made = std::unique_ptr<RankCombine>;
-  const bool reduce = ranks.options.combine == CombineBy::kAllReduce;
-  if (slots == nullptr)
-    return reduce ? Made(std::make_unique<HostAllReduce>(layer, ranks))
-                  : Made(std::make_unique<HostAllToAll>(layer, ranks));
-  if (ranks.exchange->peers() != nullptr)
-    return reduce ? PeerAllReduce::make(layer, ranks, std::move(slots))
-                  : PeerAllToAll::make(layer, ranks, std::move(slots), std::move(report));
-  return reduce ? Made(std::make_unique<DeviceAllReduce>(layer, ranks, std::move(slots)))
-                : Made(std::make_unique<DeviceAllToAll>(layer, ranks, std::move(slots),
-                                                        std::move(report)));
+// Opens the slots of this rank as a layer of its own.
+Result<std::unique_ptr<MoeLayer>> open_rank(const Backend& backend, const Ranks& ranks,
+                                            const LayerSource& source, LayerOptions options,
+                                            const ProgressFn& progress) {
+  const Placement& placement = ranks.placement;
+  const int rank = ranks.exchange->rank();
+  const bool all_reduce = ranks.options.combine == CombineBy::kAllReduce;
+  MoeOptions sizes = ranks.config.options();
+  sizes.num_experts = placement.slots();
+  // The sum over the ranks includes the shared expert once.
+  if (all_reduce && rank != 0) sizes.shared_intermediate_size = 0;
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(sizes));
+  LayerSource slots = source;
+  slots.expert = [&](int64_t slot) -> Result<LoadedExpert> {
+    const int64_t expert = placement.expert_of(slot);
+    auto loaded = source.expert(expert);
+    if (!loaded.ok() && expert != slot)
+      return loaded.status().in("expert " + std::to_string(expert) + " of the layer");
+    return loaded;
+  };
+  options.range = {placement.first_slot(rank), placement.slots_of_rank(rank)};
+  if (int64_t& tokens = options.limits.max_tokens;
+      !all_reduce && __builtin_mul_overflow(ranks.capacity, placement.world(), &tokens))
+    tokens = std::numeric_limits<int64_t>::max();
+  return MoeLayer::open_on(backend, config, slots, options, progress);
 }
 
 }  // namespace
@@ -190,11 +160,9 @@ Result<std::unique_ptr<MoeLayer>> open_over_ranks_on(
                     fixed,    source.weights};
   std::unique_ptr<MoeLayer> layer;
   std::unique_ptr<DeviceSlots> slots;  // null on hosts
-  DeviceReport report;
+  Buffer report;
   const auto load = [&]() -> Status {
-    NVFP4_MOE_ASSIGN(const RankLayer mine, RankLayer::make(ranks, source, options));
-    NVFP4_MOE_ASSIGN(layer,
-                     MoeLayer::open_on(backend, mine.config, mine.source, mine.options, progress));
+    NVFP4_MOE_ASSIGN(layer, open_rank(backend, ranks, source, options, progress));
     if (backend.memory == nullptr)
       return backend.steps != nullptr
                  ? Status()
@@ -204,7 +172,7 @@ Result<std::unique_ptr<MoeLayer>> open_over_ranks_on(
       return unsupported(std::string("backend: expected one of the host's, got ") + backend.name);
     NVFP4_MOE_ASSIGN(slots, DeviceSlots::make(*layer, *placement));
     if (parallel.combine == CombineBy::kAllToAll) {
-      NVFP4_MOE_ASSIGN(report, DeviceReport::make(*layer));
+      NVFP4_MOE_ASSIGN(report, make_wire_report(*layer));
     }
     return {};
   };
@@ -215,7 +183,15 @@ Result<std::unique_ptr<MoeLayer>> open_over_ranks_on(
     loaded = caught_exception();
   }
   NVFP4_MOE_TRY(exchange->agree(loaded, std::max(parallel.load_timeout, exchange->timeout())));
-  NVFP4_MOE_ASSIGN(auto combine, make_combine(*layer, ranks, std::move(slots), std::move(report)));
+  std::unique_ptr<RankCombine> combine;
+  if (parallel.combine == CombineBy::kAllReduce) {
+    NVFP4_MOE_ASSIGN(combine, make_all_reduce(*layer, ranks, std::move(slots)));
+  } else if (slots == nullptr) {
+    combine = make_host_all_to_all(*layer, ranks);
+  } else {
+    NVFP4_MOE_ASSIGN(combine,
+                     make_device_all_to_all(*layer, ranks, std::move(slots), std::move(report)));
+  }
   layer->set_combine(std::move(combine));
   return layer;
 }

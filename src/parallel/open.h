@@ -9,10 +9,9 @@
 
 namespace nvfp4_moe::internal {
 
-// config and source describe the whole layer. options.range is ignored. options.limits.max_tokens
-// is for this rank's batch and must be the same on all ranks. If one rank cannot open, all fail
-// with its message. If ranks disagree, all fail with the name of the field that differs.
-// Collective, as the layer's runs are.
+// config and source describe the whole layer. options.limits.max_tokens is for this rank's batch
+// and must be the same on all ranks. Collective, as the layer's runs are. If one rank cannot open,
+// all fail with its message; if ranks disagree, with the name of the field that differs.
 Result<std::unique_ptr<MoeLayer>> open_over_ranks(const MoeConfig& config,
                                                   const LayerSource& source,
                                                   const LayerOptions& options,
@@ -52,5 +51,9 @@ Result<std::unique_ptr<MoeLayer>> open_layer(const Checkpoint& checkpoint, int64
 // A checkpoint's layer whose experts are validated as they are loaded, so a rank reads only the
 // experts of its slots.
 Result<LayerSource> validated_source(const Checkpoint& checkpoint, int64_t layer, bool shared);
+// Identifies a layer's weights with few reads: a hash of how the checkpoint is interpreted, and of
+// tensors of the first, middle, last and shared expert (names, shapes, up to 512 bytes of each).
+// Copies of a checkpoint in other files have the same hash, no matter which experts a rank reads.
+Result<std::string> weights_id(const Checkpoint& checkpoint, int64_t layer);
 
 }  // namespace nvfp4_moe::internal

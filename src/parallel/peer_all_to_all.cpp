@@ -6,32 +6,24 @@
 namespace nvfp4_moe::internal {
 
 PeerAllToAll::PeerAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
-                           DeviceReport report)
+                           Buffer report)
     : AllToAllOnDevice(layer, ranks, std::move(slots), std::move(report)),
       peers_(*device_peers(layer.plan().device.kind)),
       link_(exchange().peers()->link()),
       counts_(world(), 0) {}
 
-Result<std::unique_ptr<RankCombine>> PeerAllToAll::make(MoeLayer& layer, const Ranks& ranks,
-                                                        std::unique_ptr<DeviceSlots> slots,
-                                                        DeviceReport report) {
-  std::unique_ptr<PeerAllToAll> made(
-      new PeerAllToAll(layer, ranks, std::move(slots), std::move(report)));
-  const int64_t tokens = ranks.max_tokens, packets = made->received(),
-                rows = tokens * made->top_k();
-  const auto reserve = [&](PeerRegion region, int64_t size_bytes,
-                           PeerAddresses& addresses) -> Status {
-    NVFP4_MOE_ASSIGN(const PeerMemory::Region reserved,
-                     ranks.exchange->peers()->reserve(region, size_bytes));
-    addresses = reserved.addresses;
+Status PeerAllToAll::reserve() {
+  const auto reserve = [&](PeerRegion region, int64_t size_bytes, PeerAddresses& to) -> Status {
+    NVFP4_MOE_ASSIGN(const auto reserved, exchange().peers()->reserve(region, size_bytes));
+    to = reserved.addresses;
     return {};
   };
   constexpr int64_t kFlagBytes{sizeof(uint32_t)};
-  NVFP4_MOE_TRY(reserve(PeerRegion::kPackets, packets * made->packet_.bytes, made->packets_));
-  NVFP4_MOE_TRY(reserve(PeerRegion::kPacketFlags, packets * kFlagBytes, made->packet_flags_));
-  NVFP4_MOE_TRY(reserve(PeerRegion::kRows, rows * made->packet_.row_bytes, made->rows_));
-  NVFP4_MOE_TRY(reserve(PeerRegion::kRowFlags, rows * kFlagBytes, made->row_flags_));
-  return std::unique_ptr<RankCombine>(std::move(made));
+  const int64_t rows = max_tokens() * top_k();
+  NVFP4_MOE_TRY(reserve(PeerRegion::kPackets, received() * packet_.bytes, packets_));
+  NVFP4_MOE_TRY(reserve(PeerRegion::kPacketFlags, received() * kFlagBytes, packet_flags_));
+  NVFP4_MOE_TRY(reserve(PeerRegion::kRows, rows * packet_.row_bytes, rows_));
+  return reserve(PeerRegion::kRowFlags, rows * kFlagBytes, row_flags_);
 }
 
 int64_t PeerAllToAll::packets() const {

@@ -1,8 +1,7 @@
 // Placement: which rank holds which experts.
 //
 // Each rank has slots, numbered across all ranks, and each slot holds one expert of the layer. An
-// expert may have several slots (redundant experts). They hold the same weights, so any of them
-// gives the same bits.
+// expert may have several slots (redundant experts), any of which gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +40,7 @@ class Placement {
     return slots_of_expert_[static_cast<size_t>(count == 1 ? first : first + turn % count)];
   }
   const std::vector<int64_t>& expert_of_slot() const { return expert_of_slot_; }
-  std::string to_string()
-      const;  // "0,1|2,3": the experts of each rank, for messages and comparisons
+  std::string to_string() const;  // "0,1|2,3": the experts of each rank
   bool operator==(const Placement&) const = default;
 
  private:
@@ -50,18 +48,17 @@ class Placement {
   static Placement make(int64_t num_experts, std::vector<int64_t> expert_of_slot,
                         std::vector<int64_t> first_slot);
 
-  std::vector<int64_t> expert_of_slot_;  // (slots)
-  std::vector<int64_t> first_slot_;      // (world + 1)
-  std::vector<int> rank_of_slot_;        // (slots)
-  std::vector<int64_t>
-      first_of_expert_;  // (experts + 1) an expert's first index into slots_of_expert_
+  std::vector<int64_t> expert_of_slot_;   // (slots)
+  std::vector<int64_t> first_slot_;       // (world + 1)
+  std::vector<int> rank_of_slot_;         // (slots)
+  std::vector<int64_t> first_of_expert_;  // (experts + 1) first index into slots_of_expert_
   std::vector<int64_t> slots_of_expert_;  // (slots) ascending for each expert
 };
 
 // Selects which of an expert's slots assignment k of a token uses. It advances with the token,
 // since a popular expert tends to have the same k in every token, and with k, so that one token's
-// redundant experts are not all on one rank. source_rank: the rank of the tokens, or 0 if all ranks
-// have the same tokens. Devices compute the same (SlotsOfIds).
+// redundant experts are not all on one rank. source_rank: 0 if all ranks have the same tokens.
+// Devices compute the same (SlotsOfIds).
 constexpr int64_t turn_of(int64_t source_rank, int64_t token, int64_t k) {
   return source_rank + token + k;
 }

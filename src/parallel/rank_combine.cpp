@@ -28,10 +28,6 @@ DeviceLink* RankCombine::link() const {
   return layer_.backend().memory == nullptr ? nullptr : exchange().device_link();
 }
 
-Status RankCombine::link_state() { return link() == nullptr ? Status() : link()->state(); }
-
-Status RankCombine::work_state() { return link() == nullptr ? Status() : link()->state_of_work(); }
-
 void RankCombine::fail(const Status& why) {
   exchange().abort(why);
   if (link() != nullptr) link()->abort(why);

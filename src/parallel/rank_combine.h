@@ -1,20 +1,10 @@
 // RankCombine: a layer's experts divided over the ranks of an exchange. Base of all
-// implementations.
-//
-// kAllToAll: each rank has its own tokens. The source rank quantizes them and sends codes and
-// scales to the ranks of their experts. The rows come back and the source rank combines them in the
-// order of k. The bits are those of one rank with all experts, for any placement
-// (docs/how-to/expert-parallel.md lists the configs). kAllReduce: all ranks have the same tokens.
-// Each rank adds up its own experts in fp32, and these sums are added in rank order: one more
-// fp32 sum than on one rank.
+// implementations. docs/explanation/expert-parallel.md explains both ways to combine.
 //
 //                  kAllToAll          kAllReduce
 //   host           HostAllToAll       HostAllReduce      any exchange
 //   NCCL           DeviceAllToAll     DeviceAllReduce    connect.h: use_nccl
 //   peer memory    PeerAllToAll       PeerAllReduce      connect.h: use_peers
-//
-// On GPUs a run is enqueued in its stream and may be captured, except kAllToAll over NCCL without a
-// capacity.
 #pragma once
 
 #include <cstdint>
@@ -44,11 +34,9 @@ struct ExpertParallelOptions {
   CombineBy combine = CombineBy::kAllToAll;
   std::optional<Placement> placement;  // empty: contiguous
   // kAllToAll: the most tokens that a rank may send to another rank in a run. All messages of a
-  // source rank then have the same length, which follows from the capacity and its tokens, and
-  // workspaces are sized for it. A run with more tokens fails on every rank and reports their
-  // number. On a device no host waits to detect this: out is NaN on every rank, and status fails.
-  // 0: no limit; a run over NCCL then waits for the counts. Over peer memory everything fits, and a
-  // capacity has no effect.
+  // source rank then have the same length, and workspaces are sized for it. A run with more tokens
+  // fails on every rank; on a device out is NaN, and status fails. 0: no limit; a run over NCCL
+  // then waits for the counts. Over peer memory a capacity has no effect.
   int64_t capacity = 0;
   Timeout load_timeout{30 * 60 * 1000};  // for the slowest rank to pack its experts
 };
@@ -67,15 +55,13 @@ struct Ranks {
 
 class RankCombine : public Combine {
  public:
-  const Placement& placement() const {
-    return ranks_.placement;
-  }  // slot s of the layer holds expert placement().expert_of(s)
+  const Placement& placement() const { return ranks_.placement; }
   const ExpertParallelOptions& options() const { return ranks_.options; }
   Exchange& exchange() const { return *ranks_.exchange; }
 
   void fail(const Status& why) override;
-  Status link_state() override;
-  Status work_state() override;
+  Status link_state() override { return link() == nullptr ? Status() : link()->state(); }
+  Status work_state() override { return link() == nullptr ? Status() : link()->state_of_work(); }
   Status report(void*) override { return {}; }
   void describe(Json& json) const override;
 
@@ -87,13 +73,11 @@ class RankCombine : public Combine {
   Status reset_expert_load() override { return slots().reset_expert_load(); }
 
   // Collective: loads other experts into this rank's slots, in place, so that all ranks follow
-  // `placement`, which must have the same number of slots on each rank as before. The weights are
-  // bit for bit those that a new open with that placement packs. If a rank fails, the exchange
-  // ends, since ranks would no longer agree on the placement. On a device it waits for all work; no
-  // rank may replay a graph of the layer until it has returned on all.
+  // `placement`, which must have the same number of slots on each rank as before. If a rank fails,
+  // the exchange ends, since ranks would no longer agree on the placement. On a device it waits for
+  // all work; no rank may replay a graph of the layer until it has returned on all.
   Status rearrange(const Placement& placement, const LayerSource& source);
-  // The same for a checkpoint's layer: each rank reads only the experts that are new to its slots.
-  // expert_of_slot: as for Placement::of_map.
+  // The same for a checkpoint's layer. expert_of_slot: as for Placement::of_map.
   Status rearrange_checkpoint(std::vector<int64_t> expert_of_slot, const Checkpoint& checkpoint,
                               int64_t layer);
 
@@ -118,6 +102,19 @@ inline RankCombine& ranks_of(const MoeLayer& layer) {
 }
 // The same for any layer; kUnsupported, naming `what`, if it has only one rank.
 Result<RankCombine*> ranks_of(const MoeLayer& layer, const char* what);
+
+// Makes the combine of an open rank. slots: null on hosts. Collective over peer memory.
+Result<std::unique_ptr<RankCombine>> make_all_reduce(MoeLayer& layer, const Ranks& ranks,
+                                                     std::unique_ptr<DeviceSlots> slots);
+std::unique_ptr<RankCombine> make_host_all_to_all(MoeLayer& layer, const Ranks& ranks);
+Result<std::unique_ptr<RankCombine>> make_device_all_to_all(MoeLayer& layer, const Ranks& ranks,
+                                                            std::unique_ptr<DeviceSlots> slots,
+                                                            Buffer report);
+// Device memory for the faults that runs of all_to_all find there: a WireReport.
+Result<Buffer> make_wire_report(const MoeLayer& layer);
+// Bytes that a rank sends to all others for a sum of `count` values over peer memory, including
+// flags, if runs have at most max_values.
+int64_t bytes_of_peer_sum(int64_t count, int64_t max_values, int64_t world, DType out_dtype);
 
 // Runs gemm1_swiglu, requantize and gemm2 for a part's rows.
 Status multiply(const LayerSteps& steps, const StepContext& step, const PartBuffers& part);

@@ -20,11 +20,6 @@ Status HostSlots::translate(const Batch& batch, int64_t source_rank, int32_t* sl
   return {};
 }
 
-Status HostSlots::set_placement(const Placement& placement) {
-  placement_ = placement;
-  return {};
-}
-
 Result<std::vector<uint64_t>> HostSlots::expert_load() const {
   std::vector<uint64_t> counts;
   for (const auto& count : load_) counts.push_back(count.load(std::memory_order_relaxed));
@@ -87,11 +82,6 @@ SlotsOfIds DeviceSlots::call(const Batch& batch, int64_t source_rank, int32_t* s
   call.slots = slots;
   call.load = reinterpret_cast<uint64_t*>(load_.data());
   return call;
-}
-
-Status DeviceSlots::translate(const Batch& batch, int64_t source_rank, int32_t* slots,
-                              void* stream) {
-  return ranks_.slots_of_ids(device_, call(batch, source_rank, slots), stream);
 }
 
 Result<std::vector<uint64_t>> DeviceSlots::expert_load() const {

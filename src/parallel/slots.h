@@ -20,11 +20,10 @@ class Slots {
   // source_rank: as for turn_of.
   virtual Status translate(const Batch& batch, int64_t source_rank, int32_t* slots,
                            void* stream) = 0;
-  // Switches to another placement with the same number of slots on each rank. On a device it waits
-  // for the device and reuses the same memory, so that captured runs see the new placement.
+  // Switches to another placement with the same number of slots on each rank. On a device it reuses
+  // the same memory, so that captured runs see the new placement. All calls below wait for it.
   virtual Status set_placement(const Placement& placement) = 0;
-  // (num_experts) assignments to each expert since the last reset. On a device both functions wait
-  // for the device.
+  // (num_experts) assignments to each expert since the last reset.
   virtual Result<std::vector<uint64_t>> expert_load() const = 0;
   virtual Status reset_expert_load() = 0;
 };
@@ -34,7 +33,10 @@ class HostSlots : public Slots {
   HostSlots(const Placement& placement, int64_t top_k)
       : placement_(placement), top_k_(top_k), load_(static_cast<size_t>(placement.num_experts())) {}
   Status translate(const Batch& batch, int64_t source_rank, int32_t* slots, void* stream) override;
-  Status set_placement(const Placement& placement) override;
+  Status set_placement(const Placement& placement) override {
+    placement_ = placement;
+    return {};
+  }
   Result<std::vector<uint64_t>> expert_load() const override;
   Status reset_expert_load() override;
 
@@ -48,7 +50,9 @@ class DeviceSlots : public Slots {
  public:
   static Result<std::unique_ptr<DeviceSlots>> make(const MoeLayer& layer,
                                                    const Placement& placement);
-  Status translate(const Batch& batch, int64_t source_rank, int32_t* slots, void* stream) override;
+  Status translate(const Batch& batch, int64_t source_rank, int32_t* slots, void* stream) override {
+    return ranks_.slots_of_ids(device_, call(batch, source_rank, slots), stream);
+  }
   Status set_placement(const Placement& placement) override;
   Result<std::vector<uint64_t>> expert_load() const override;
   Status reset_expert_load() override;

@@ -1,4 +1,3 @@
-#include "parallel/weights_id.h"
 
 #include <algorithm>
 #include <array>
@@ -6,6 +5,7 @@
 
 #include "backend/backend.h"
 #include "io/content_hash.h"
+#include "parallel/open.h"
 
 namespace nvfp4_moe::internal {
 namespace {

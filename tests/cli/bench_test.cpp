@@ -1,8 +1,8 @@
 // bench as an instrument: its comparisons, the alternation of configurations, and cold weights.
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <map>
+#include <numeric>
 #include <set>
 #include <thread>
 
@@ -21,8 +21,6 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-using testing::Each;
-
 nlohmann::json bench(const std::vector<std::string>& words) {
   return test::json_of(test::joined({{"bench"}, words, {"--seconds", "0", "--quiet"}}));
 }
@@ -34,78 +32,62 @@ TEST(Bench, ConfigurationsTakeTurns) {
       bench({dir.file("tiny"), "--tokens", "1,2", "--rounds", "2", "--activation-format",
              "nvfp4,bf16", "--backend", "cpu,reference"});
   std::vector<std::string> order, expected;
+  std::map<std::string, std::vector<double>> medians;
   for (const auto& round : json["rounds"]) {
-    order.push_back(round["backend"].get<std::string>() + " " +
-                    round["activation_format"].get<std::string>() + " " + round["tokens"].dump() +
-                    " " + round["round"].dump());
+    const std::string name = round["backend"].get<std::string>() + " " +
+                             round["activation_format"].get<std::string>() + " " +
+                             round["tokens"].dump();
+    order.push_back(name + " " + round["round"].dump());
+    medians[name].push_back(round["median_us"]);
   }
   for (const char* tokens : {"1", "2"})
     for (const char* round : {"0", "1"})
       for (const char* name : {"cpu nvfp4", "cpu bf16", "reference nvfp4", "reference bf16"})
         expected.push_back(std::string(name) + " " + tokens + " " + round);
   EXPECT_EQ(order, expected);
-
   EXPECT_EQ(json["checked"], true);
   ASSERT_EQ(json["timings"].size(), 8u);
-  for (const auto& row : json["timings"]) {
-    EXPECT_GT(row["min_us"], 0.0);
-    EXPECT_LE(row["min_us"], row["median_us"]);
-    EXPECT_LE(row["median_us"], row["p90_us"]);
-    EXPECT_GT(row["read_gb_per_s"], 0.0);
-    EXPECT_GE(row["runs"], 5);
-    std::vector<double> medians;
-    for (const auto& round : json["rounds"]) {
-      if (round["backend"] == row["backend"] &&
-          round["activation_format"] == row["activation_format"] &&
-          round["tokens"] == row["tokens"])
-        medians.push_back(round["median_us"]);
-    }
-    ASSERT_EQ(medians.size(), 2u);
-    EXPECT_EQ(row["median_us"], median(medians));
-    EXPECT_EQ(row["range"]["median_us"][0], std::min(medians[0], medians[1]));
-    EXPECT_EQ(row["range"]["median_us"][1], std::max(medians[0], medians[1]));
-  }
+  const nlohmann::json& row = json["timings"][0];
+  const auto [least, most] = std::minmax(medians["cpu nvfp4 1"][0], medians["cpu nvfp4 1"][1]);
+  EXPECT_EQ(row["median_us"], (least + most) / 2);
+  EXPECT_EQ(row["range"]["median_us"], nlohmann::json({least, most}));
+  EXPECT_GT(row["min_us"], 0.0);
+  EXPECT_LE(row["min_us"], row["median_us"]);
+  EXPECT_GE(row["runs"], 2 * 5);
   EXPECT_FALSE(json.contains("steps")) << "they were not asked for";
 }
 
 void expect_shares(const nlohmann::json& row, bool has_peak) {
-  const double read_share = row["read_share"];
-  EXPECT_GT(read_share, 0);
-  EXPECT_TRUE(std::isfinite(read_share));
+  const auto of = [&row](const char* figure) { return row[figure].get<double>(); };
+  const double us = of("median_us");
   // One round: all figures are of the same runs.
-  EXPECT_NEAR(read_share,
-              row["touched_gb_per_s"].get<double>() / row["read_gb_per_s"].get<double>(), 1e-9);
-  EXPECT_NEAR(row["touched_gb_per_s"].get<double>() * row["median_us"].get<double>() * 1e3,
-              row["experts_touched"].get<double>() * 3 * 2048 * 1408 * 9 / 16, 1e3);
-  EXPECT_NEAR(row["gflop_per_s"].get<double>() * row["median_us"].get<double>() * 1e3,
-              row["rows"].get<double>() * 6 * 2048 * 1408, 1e3);
-  if (!has_peak) {
-    EXPECT_TRUE(row["peak_share"].is_null());
-    EXPECT_EQ(row["limit"], "read");
-    return;
+  EXPECT_NEAR(of("read_share"), of("touched_gb_per_s") / of("read_gb_per_s"), 1e-9);
+  EXPECT_NEAR(of("touched_gb_per_s") * us * 1e3, of("experts_touched") * 3 * 2048 * 1408 * 9 / 16,
+              1e3);
+  EXPECT_NEAR(of("gflop_per_s") * us * 1e3, of("rows") * 6 * 2048 * 1408, 1e3);
+  EXPECT_EQ(row["peak_share"].is_null(), !has_peak);
+  const double peak_share = has_peak ? of("gflop_per_s") / of("peak_gflop_per_s") : 0;
+  if (has_peak) {
+    EXPECT_NEAR(of("peak_share"), peak_share, 1e-9);
   }
-  const double peak_share = row["peak_share"];
-  EXPECT_GT(peak_share, 0);
-  EXPECT_NEAR(peak_share, row["gflop_per_s"].get<double>() / row["peak_gflop_per_s"].get<double>(),
-              1e-9);
-  EXPECT_EQ(row["limit_share"].get<double>(), std::max(peak_share, read_share));
-  EXPECT_EQ(row["limit"] == "read", read_share >= peak_share) << row.dump();
+  EXPECT_NEAR(of("limit_share"), std::max(peak_share, of("read_share")), 1e-9);
+  EXPECT_EQ(row["limit"] == "read", of("read_share") >= peak_share) << row.dump();
 }
 
 void expect_peaks_of_this_host(const nlohmann::json& peaks) {
-  std::set<std::string> names;
+  const std::vector<std::string> has = read_host().instruction_sets;
+  std::set<std::string> names, expected = {"read"};
   for (const auto& peak : peaks) {
     names.insert(peak["name"]);
-    EXPECT_GT(peak[peak["name"] == "read" ? "gb_per_s" : "gflop_per_s"].get<double>(), 0)
-        << peak.dump();
+    EXPECT_GT(peak[peak["name"] == "read" ? "gb_per_s" : "gflop_per_s"].get<double>(), 0);
   }
-  const std::vector<std::string> has = read_host().instruction_sets;
-  const std::set<std::string> flags(has.begin(), has.end());
-  EXPECT_EQ(names.count("read"), 1u);
-  EXPECT_EQ(names.count("avx2_fma"), flags.count("avx2"));
-  EXPECT_EQ(names.count("avx512_fma"), flags.count("avx512f"));
-  EXPECT_EQ(names.count("avx512_vnni_scaled"), flags.count("avx512_vnni"));
-  EXPECT_EQ(names.count("avx512_bf16_dot"), flags.count("avx512_bf16"));
+  for (const auto& [set, peak] :
+       std::map<std::string, std::string>{{"avx2", "avx2_fma"},
+                                          {"avx512f", "avx512_fma"},
+                                          {"avx512_vnni", "avx512_vnni_scaled"},
+                                          {"avx512_bf16", "avx512_bf16_dot"}})
+    if (std::count(has.begin(), has.end(), set) > 0) expected.insert(peak);
+  EXPECT_TRUE(std::includes(names.begin(), names.end(), expected.begin(), expected.end()));
 }
 
 void expect_steps(const nlohmann::json& steps) {
@@ -154,32 +136,19 @@ TEST(Peaks, EveryKernelForAnInstructionSetHasOne) {
   EXPECT_EQ(peak_of_kernel("no_such_kernel"), nullptr);
 }
 
-TEST(Peaks, EveryOneOfThisHostRunsOnEveryThread) {
-  const auto pool = make_thread_pool(3);
-  for (const ComputePeak& peak : compute_peaks()) {
-    if (!peak.runs_here()) continue;
-    const double rate = measure(peak, *pool);
-    EXPECT_TRUE(std::isfinite(rate)) << peak.name;
-    EXPECT_GT(rate, 0) << peak.name;
-  }
-}
-
 TEST(AllThreads, WaitForEachOtherBeforeTheyBegin) {
   const auto pool = make_thread_pool(3);
   for (int repeat = 0; repeat < 50; ++repeat) {
     std::atomic<int> inside{0};
-    std::vector<int> seen(3);
     std::vector<std::thread::id> ids(3);
     const double seconds = time_on_all_threads(*pool, [&](int64_t thread) {
-      const auto at = static_cast<size_t>(thread);
       ++inside;
       while (inside.load() < 3)
         std::this_thread::yield();  // ends only if all three threads are here at once
-      ++seen[at];
-      ids[at] = std::this_thread::get_id();
+      ids[static_cast<size_t>(thread)] = std::this_thread::get_id();
     });
     EXPECT_GT(seconds, 0);
-    EXPECT_THAT(seen, Each(1));
+    EXPECT_EQ(inside.load(), 3) << "each once";
     EXPECT_EQ(std::set<std::thread::id>(ids.begin(), ids.end()).size(), 3u);
   }
 }
@@ -189,16 +158,14 @@ TEST(ReadBandwidth, GrowsWithTheCacheAndStaysWithinMemory) {
   auto small = ReadBandwidth::make(uint64_t{64} << 20, *pool);
   ASSERT_OK(small);
   EXPECT_EQ(small->size_bytes(), uint64_t{8} << 20);
-  const double rate = small->measure(*pool);
-  EXPECT_GT(rate, 0);
-  EXPECT_TRUE(std::isfinite(rate));
+  EXPECT_GT(small->measure(*pool), 0);
 }
 
 TEST(TimedLayer, BatchesTouchWhatWasNotTouchedForLongest) {
   const MoeOptions options = test::sizes_of(64, 6, 16);
   const ExpertRange range{8, 24};  // 24 local experts: four batches of one token
-  std::vector<int32_t> oldest;
-  for (int32_t id = 8; id < 32; ++id) oldest.push_back(id);
+  std::vector<int32_t> oldest(24);
+  std::iota(oldest.begin(), oldest.end(), 8);
   std::map<int32_t, int> last;
   for (int i = 0; i < 40; ++i) {
     RandomTokens batch = random_tokens(options, range, 1, static_cast<uint64_t>(i));
@@ -206,8 +173,7 @@ TEST(TimedLayer, BatchesTouchWhatWasNotTouchedForLongest) {
     for (const int32_t id : batch.ids) {
       EXPECT_TRUE(id >= 8 && id < 32);
       const auto found = last.find(id);
-      EXPECT_TRUE(found == last.end() || i - found->second == 4)
-          << "every other expert comes first";
+      EXPECT_TRUE(found == last.end() || i - found->second == 4) << "all others come first";
       last[id] = i;
     }
   }
@@ -215,16 +181,17 @@ TEST(TimedLayer, BatchesTouchWhatWasNotTouchedForLongest) {
 }
 
 TEST(TimedLayer, OtherNamesKeepTheRouting) {
-  const MoeOptions options = test::sizes_of(16, 4, 16);
-  std::vector<int32_t> oldest;
-  for (int32_t id = 15; id >= 0; --id) oldest.push_back(id);
-  const RandomTokens before = random_tokens(options, {0, 16}, 5, 7);
+  std::vector<int32_t> oldest(16);
+  std::iota(oldest.rbegin(), oldest.rend(), 0);
+  const RandomTokens before = random_tokens(test::sizes_of(16, 4, 16), {0, 16}, 5, 7);
   RandomTokens after = before;
   touch_oldest(after, oldest);
-  std::map<int32_t, int32_t> forth, back;
+  std::map<int32_t, int32_t> names;
+  std::set<int32_t> used;
   for (size_t i = 0; i < before.ids.size(); ++i) {
-    EXPECT_EQ(forth.try_emplace(before.ids[i], after.ids[i]).first->second, after.ids[i]);
-    EXPECT_EQ(back.try_emplace(after.ids[i], before.ids[i]).first->second, before.ids[i]);
+    const auto [name, is_new] = names.try_emplace(before.ids[i], after.ids[i]);
+    EXPECT_EQ(name->second, after.ids[i]);
+    EXPECT_EQ(used.insert(after.ids[i]).second, is_new) << "two experts with one name";
   }
   EXPECT_EQ(before.weights, after.weights);
 }

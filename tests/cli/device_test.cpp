@@ -182,13 +182,11 @@ TEST_F(RanksOnGpus, BenchTellsWhatTheExchangeAdds) {
   const ToolRun ran =
       run({"bench", "--shape", "A", "--experts", "8", "--tokens", "4,16", "--routing",
            "uniform,hot", "--balance", "--seconds", "0.01", "--activation-format", "nvfp4"});
+  if (has_no_nccl(ran.err)) GTEST_SKIP() << ran.err;
   ASSERT_EQ(ran.exit_code, 0) << ran.out << ran.err;
   int exchanges = 0, balanced = 0;
   const nlohmann::json json = ran.json();
   for (const auto& row : json["timings"]) {
-    if (!row["refused"].is_null() && has_no_nccl(row["refused"].get<std::string>()))
-      GTEST_SKIP() << row["refused"];
-    ASSERT_TRUE(row["refused"].is_null()) << row.dump();
     EXPECT_GT(row["median_us"], 1.0) << row.dump();
     EXPECT_EQ(row["agree_share"], nullptr) << "a graph has no such parts";
     if (row["sent_bytes"].is_null()) continue;

@@ -153,7 +153,7 @@ TEST_P(CudaRanksFailures, LinksThatDoNotFitAreRefusedByNameOnEveryRank) {
       expect(use_peers(exchange, "cuda:0"),
              "rank 0: peers: expected an exchange without devices, got one with peers");
       expect(use_nccl(exchange, "cuda:0"),
-             "rank 0: nccl: expected an exchange without peers, got one with them");
+             "rank 0: nccl: expected an exchange without devices, got one with peers");
     }
     EXPECT_OK(exchange.barrier());
   });

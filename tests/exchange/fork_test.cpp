@@ -46,7 +46,7 @@ int first_that_is_not_refused(Exchange& exchange) {
   for (const Status& status :
        {exchange.poll(), exchange.barrier(), exchange.agree({}),
         exchange.agree(Status(Code::kIo, "mine")), exchange.all_gather(&one, sizeof(one), to),
-        exchange.all_reduce(&value, 1, DType::kF32), exchange.all_to_all_v(from, bytes, to, bytes),
+        exchange.all_reduce(&value, 1), exchange.all_to_all_v(from, bytes, to, bytes),
         exchange.check_same("config", {{"top_k", "8"}})}) {
     ++call;
     if (status.code() != Code::kUnsupported || status.message().find("forked") == std::string::npos)

@@ -40,7 +40,7 @@ TEST(Observer, SeesEachTransferWithTheBytesForOthers) {
     int64_t all[3];
     NVFP4_MOE_TRY(exchange.all_gather(&mine, sizeof(mine), all));
     float sum[3] = {1, 2, 3};
-    NVFP4_MOE_TRY(exchange.all_reduce(sum, 3, DType::kF32));
+    NVFP4_MOE_TRY(exchange.all_reduce(sum, 3));
     exchange.set_observer({});
     return exchange.barrier();
   }));

@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "exchange/parallel_case.h"
-#include "parallel/weights_id.h"
+#include "moe/registry.h"
+#include "parallel/open.h"
 #include "support/checkpoint_builder.h"
 
 namespace nvfp4_moe::internal::test {

@@ -95,5 +95,5 @@ def test_what_nccl_cannot_is_said_by_name() -> None:
     with pytest.raises(nv.Unsupported, match=text):
         over(exchange, combine="all_reduce")
     exchange.use_nccl("cuda:0")
-    with pytest.raises(ValueError, match="expected an exchange without it, got one with it"):
+    with pytest.raises(ValueError, match="nccl: expected an exchange without devices, got one with nccl"):
         exchange.use_nccl("cuda:0")

@@ -191,20 +191,6 @@ NcclResult add(NcclCommunicator comm, void* stream, std::function<void()> send,
   return alone ? end_group() : NcclResult::kSuccess;
 }
 
-float value_of(const char* at, NcclType type) {
-  uint32_t bits = 0;
-  if (type == NcclType::kBf16) {
-    uint16_t half = 0;
-    std::memcpy(&half, at, 2);
-    bits = static_cast<uint32_t>(half) << 16;
-  } else {
-    std::memcpy(&bits, at, 4);
-  }
-  float value = 0;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
 void forget(Communicator* comm, bool whole_folder) {
   comm->aborted = true;
   comm->join();
@@ -336,31 +322,5 @@ NcclResult ncclRecv(void* data, size_t count, NcclType, int peer, NcclCommunicat
   return add(comm, stream, {}, [=] { return self->take(peer, data, count); });
 }
 #endif
-NcclResult ncclAllReduce(const void* from, void* to, size_t count, NcclType type, NcclSum,
-                         NcclCommunicator comm, void* stream) {
-  note("all reduce " + std::to_string(count));
-  auto* const self = static_cast<Communicator*>(comm);
-  const size_t width = type == NcclType::kF32 ? 4 : 2, bytes = count * width;
-  const auto send = [=] {
-    for (int r = 0; r < self->world; ++r) self->put(r, from, bytes);
-  };
-  const auto receive = [=]() -> NcclResult {
-    std::vector<float> sums(count);
-    std::vector<char> part(bytes);
-    for (int r = 0; r < self->world; ++r) {
-      if (const NcclResult result = self->take(r, part.data(), bytes);
-          result != NcclResult::kSuccess)
-        return result;
-      for (size_t i = 0; i < count; ++i) sums[i] += value_of(part.data() + i * width, type);
-    }
-    for (size_t i = 0; i < count; ++i) {  // bf16 by truncation: exact for the sums of tests
-      const char* const bits = reinterpret_cast<const char*>(&sums[i]) + (4 - width);
-      std::memcpy(part.data() + i * width, bits, width);
-    }
-    copy(to, part.data(), bytes);
-    return NcclResult::kSuccess;
-  };
-  return add(comm, stream, send, receive);
-}
 
 }  // extern "C"

@@ -15,11 +15,6 @@ CODES, SCALES, S = nv.quantize(X)
 LIMITS = {"scale_roundings": 3, "code_roundings": 3, "guard": lambda exact, scales: np.zeros_like(exact, bool)}
 
 
-def test_equal_arrays_pass():
-    counts = judge.compare(X, (CODES, SCALES), (CODES, SCALES), S, **LIMITS)
-    assert counts["codes at a tie"] == counts["scales at a tie"] == 0
-
-
 FAULTS = {
     "one code off by one": lambda c, s: (flip(c, 1), s),
     "one sign": lambda c, s: (flip(c, 8), s),
@@ -48,6 +43,7 @@ def plus(scales, step):
 @pytest.mark.parametrize("side", ["ours", "the oracle's"])
 def test_planted_faults_are_found(fault, side):
     good, bad = (CODES, SCALES), FAULTS[fault](CODES, SCALES)
+    assert judge.compare(X, good, good, S, **LIMITS)["codes at a tie"] == 0
     pair = (bad, good) if side == "ours" else (good, bad)
     with pytest.raises(AssertionError):
         judge.compare(X, *pair, S, **LIMITS)

@@ -50,11 +50,30 @@ FACTORS, ACCUMULATORS, WORK, EMPTY, MULTIPLIED_ROWS, FULL, GATHERED_ROWS, GATHER
 BEFORE, AFTER = r"tcgen05\.fence::before_thread_sync;", r"tcgen05\.fence::after_thread_sync;"
 COMMIT = r"tcgen05\.commit\.cta_group::1\.mbarrier::arrive::one\.shared::cluster\.b64 (\[%r\d+\]);"
 ADDS = r"setp\.ne\.u32 p, %r\d+, 0;(?=\s*tcgen05\.mma)"
-GEMM120, GEMM90, GEMM80 = (
-    "sm120_gemm[12]_kernel",
-    "sm90_gemm[12]_kernelILm0ENS1_12GatheredRows",
-    r"plain.*gemm(1_swiglu|2)_kernel",
-)
+GEMM120, GEMM90 = "sm120_gemm[12]_kernel", "sm90_gemm[12]_kernelILm0ENS1_12GatheredRows"
+GEMM80 = r"plain.*gemm(1_swiglu|2)_kernel"
+RELEASE = r"bar\.warp\.sync -1;(?=\n@%p\d+ bra [^\n]*\nadd\.s32 %r\d+, %r\d+, \d+;\s*mbarrier\.arrive)"
+PHASE = r"(mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), (%r\d+);"
+OTHER_PHASE = r"{ .reg .b32 other; xor.b32 other, \2, 1; \1, other; }"
+COPIED = r"cp\.async\.mbarrier\.arrive\.noinc\.shared::cta\.b64 (\[%r\d+\]);"
+ARRIVES = r"mbarrier.arrive.shared::cta.b64 _, \1;"
+LOAD = r"(tcgen05\.ld\.sync\.aligned\.16x256b\.x1\.b32 \{[^}]*\}), \[(%r\d+)\];"
+MMA = r"(tcgen05\.mma[^;]*block16 [^;]*), \[(%r\d+)\], (\[%r\d+\], p);"
+NEXT_SCALES = r"{ .reg .b32 next; add.u32 next, \2, 4; \1, [next], \3; }"
+
+
+def fewer(size):
+    """An expect_tx of that many bytes too few."""
+    return Edit(
+        EXPECT,
+        rf"{{ .reg .b32 less; sub.u32 less, \2, {size}; mbarrier.arrive.expect_tx.shared::cta.b64 _, \1, less; }}",
+    )
+
+
+def other_lanes(bits):
+    """A tcgen05.ld of other lanes: these bits of its address are flipped."""
+    return Edit(LOAD, rf"{{ .reg .b32 other; xor.b32 other, \2, {bits}; \1, [other]; }}")
+
 
 FAULTS = [
     # ---- stages
@@ -63,51 +82,15 @@ FAULTS = [
     Fault("rows_not_awaited", "consumers do not wait for a work tile's rows", GEMM120, [Edit(WAIT, PASSED, 2)], SM120),
     Fault("alphas_not_awaited", "consumers do not wait for a work tile's alphas", GEMM120, [Edit(WAIT, PASSED, 4)], SM120),
     Fault("work_not_awaited", "the producer overwrites what it told of a work tile", GEMM120, [Edit(WAIT, PASSED, 0)], RUN120, multiprocessors=1),
-    Fault(
-        "released_by_one_lane",
-        "a warp's first lane releases the stage before the others have read it",
-        GEMM120,
-        [Edit(r"bar\.warp\.sync -1;(?=\n@%p\d+ bra [^\n]*\nadd\.s32 %r\d+, %r\d+, \d+;\s*mbarrier\.arrive)", "")],
-        SM120,
-    ),
-    Fault(
-        "expects_too_few_bytes",
-        "a stage's phase ends one row too early",
-        GEMM120,
-        [Edit(EXPECT, r"{ .reg .b32 less; sub.u32 less, \2, 144; mbarrier.arrive.expect_tx.shared::cta.b64 _, \1, less; }")],
-        SM120,
-    ),
-    Fault(
-        "wrong_phase",
-        "consumers wait for the phase before",
-        GEMM120,
-        [Edit(r"(mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), (%r\d+);", r"{ .reg .b32 other; xor.b32 other, \2, 1; \1, other; }", 3)],
-        SM120,
-    ),
-    Fault(
-        "barriers_unfenced",
-        "no fence between mbarrier.init and the copies that complete there",
-        GEMM120,
-        [Edit(r"fence\.mbarrier_init\.release\.cluster;|fence\.proxy\.async\.shared::cta;", "")],
-        SM120,
-    ),
+    Fault("released_by_one_lane", "a warp's first lane releases the stage before the others have read it", GEMM120, [Edit(RELEASE, "")], SM120),
+    Fault("expects_too_few_bytes", "a stage's phase ends one row too early", GEMM120, [fewer(144)], SM120),
+    Fault("wrong_phase", "consumers wait for the phase before", GEMM120, [Edit(PHASE, OTHER_PHASE, 3)], SM120),
+    Fault("barriers_unfenced", "no fence between mbarrier.init and the copies that complete there", GEMM120, [Edit(r"fence\.mbarrier_init\.release\.cluster;|fence\.proxy\.async\.shared::cta;", "")], SM120),
     # ---- split-K
     Fault("counter_relaxed", "the counter of a tile's splits neither releases nor acquires", GEMM120, [Edit(r"atom\.acq_rel\.gpu", "atom.relaxed.gpu")], SM120),
     Fault("counter_of_cta_scope", "the counter of a tile's splits orders within a cta alone", GEMM120, [Edit(r"atom\.acq_rel\.gpu", "atom.acq_rel.cta")], SM120),
-    Fault(
-        "counted_before_stored",
-        "no barrier between the warps' partials and their cta's count",
-        GEMM120,
-        [Edit(r"bar\.sync %r\d+, 256;", "", 0)],
-        SM120,
-    ),
-    Fault(
-        "reduced_before_told",
-        "no barrier between the thread that counts and those that reduce",
-        GEMM120,
-        [Edit(r"bar\.sync %r\d+, 256;", "", 1)],
-        SM120,
-    ),
+    Fault("counted_before_stored", "no barrier between the warps' partials and their cta's count", GEMM120, [Edit(r"bar\.sync %r\d+, 256;", "", 0)], SM120),
+    Fault("reduced_before_told", "no barrier between the thread that counts and those that reduce", GEMM120, [Edit(r"bar\.sync %r\d+, 256;", "", 1)], SM120),
     # ---- dependent launches
     Fault("rows_before_the_kernel_before", "the producer reads rows that the launch before still writes", GEMM120, [Edit(r"griddepcontrol\.wait;", "", 1)], SM120),
     Fault("stores_before_the_kernel_before", "consumers do not wait for the launch before", GEMM120, [Edit(r"griddepcontrol\.wait;", "", -1)], SM120),
@@ -116,13 +99,7 @@ FAULTS = [
     Fault("wgmma_without_proxy_fence", "cp.async's rows are read by wgmma without a proxy fence", GEMM90, [Edit(r"fence\.proxy\.async\.shared::cta;", "", slice(1, None))], SM90),
     Fault("wgmma_without_fence", "fragments are written and multiplied without wgmma.fence", GEMM90, [Edit(r"wgmma\.fence\.sync\.aligned;", "")], SM90),
     Fault("wgmma_not_awaited", "accumulators and stages are used before the products are done", GEMM90, [Edit(r"wgmma\.wait_group\.sync\.aligned 0;", "wgmma.wait_group.sync.aligned 1;")], SM90, False),
-    Fault(
-        "copies_arrive_at_once",
-        "a thread arrives for its cp.async before they are done",
-        GEMM90,
-        [Edit(r"cp\.async\.mbarrier\.arrive\.noinc\.shared::cta\.b64 (\[%r\d+\]);", r"mbarrier.arrive.shared::cta.b64 _, \1;")],
-        SM90,
-    ),
+    Fault("copies_arrive_at_once", "a thread arrives for its cp.async before they are done", GEMM90, [Edit(COPIED, ARRIVES)], SM90),
     Fault("tokens_unsynchronized", "row threads read tokens that others still write", GEMM90, [Edit(r"bar\.sync %r\d+, 96;|bar\.sync \d+, 96;", "")], SM90),
     # ---- plain GEMMs
     Fault("copies_not_awaited", "a stage of cp.async more may be under way", GEMM80, [Edit(r"cp\.async\.wait_group \d+;", "cp.async.wait_group 3;")], PLAIN),
@@ -144,38 +121,17 @@ FAULTS = [
     Fault("tensor_full_not_awaited", "the multiplying thread does not wait for a stage", GEMM100_1, [Edit(WAIT, PASSED, FULL)], TILES100, multiprocessors=1),
     Fault("gathered_without_rows", "gathering threads do not wait for a work tile's rows", GEMM100_1, [Edit(WAIT, PASSED, GATHERED_ROWS)], TILES100, multiprocessors=1),
     Fault("rows_into_full_stage", "rows are copied into a stage that is not free", GEMM100_1, [Edit(WAIT, PASSED, GATHERED_EMPTY)], TILES100, multiprocessors=1),
-    Fault(
-        "tensor_wrong_phase",
-        "the multiplying thread waits for the phase before",
-        GEMM100_1,
-        [Edit(r"(mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), (%r\d+);", r"{ .reg .b32 other; xor.b32 other, \2, 1; \1, other; }", FULL)],
-        TILES100,
-        multiprocessors=1,
-    ),
-    Fault("stage_freed_at_once", "a stage is free when its products are issued, not when they are done", GEMM100_1, [Edit(COMMIT, r"mbarrier.arrive.shared::cta.b64 _, \1;", 0)], TILES100, multiprocessors=1),
-    Fault("tile_told_at_once", "a tile is there when its products are issued, not when they are done", GEMM100_1, [Edit(COMMIT, r"mbarrier.arrive.shared::cta.b64 _, \1;", 1)], TILES100, multiprocessors=1),
+    Fault("tensor_wrong_phase", "the multiplying thread waits for the phase before", GEMM100_1, [Edit(PHASE, OTHER_PHASE, FULL)], TILES100, multiprocessors=1),
+    Fault("stage_freed_at_once", "a stage is free when its products are issued, not when they are done", GEMM100_1, [Edit(COMMIT, ARRIVES, 0)], TILES100, multiprocessors=1),
+    Fault("tile_told_at_once", "a tile is there when its products are issued, not when they are done", GEMM100_1, [Edit(COMMIT, ARRIVES, 1)], TILES100, multiprocessors=1),
     Fault("rows_without_proxy_fence", "rows of cp.async are multiplied without a proxy fence", GEMM100_1, [Edit(r"fence\.proxy\.async\.shared::cta;", "", 1)], TILES100, multiprocessors=1),
     Fault("stored_without_fence", "no tcgen05.fence between tcgen05.ld and the arrival that frees accumulators", GEMM100_1, [Edit(BEFORE, "", 1)], TILES100, multiprocessors=1),
     Fault("multiplied_without_fence", "no tcgen05.fence between the wait for free accumulators and products", GEMM100_1, [Edit(AFTER, "", slice(2, 4))], TILES100, multiprocessors=1),
     Fault("loaded_without_fence", "no tcgen05.fence between the wait for products and tcgen05.ld", GEMM100_1, [Edit(AFTER, "", 1)], TILES100, multiprocessors=1),
     Fault("given_back_without_fence", "no tcgen05.fence after the barrier before tensor memory is given back", GEMM100_1, [Edit(AFTER, "", -1)], TILES100, multiprocessors=1),
     Fault("tensor_barriers_unfenced", "no fence between mbarrier.init and the copies that complete there", GEMM100_1, [Edit(r"fence\.mbarrier_init\.release\.cluster;", ""), Edit(r"fence\.proxy\.async\.shared::cta;", "", 0)], TILES100, multiprocessors=1),
-    Fault(
-        "tensor_bytes_too_few",
-        "a stage's phase ends before its last 512 bytes",
-        GEMM100_1,
-        [Edit(EXPECT, r"{ .reg .b32 less; sub.u32 less, \2, 512; mbarrier.arrive.expect_tx.shared::cta.b64 _, \1, less; }")],
-        TILES100,
-        multiprocessors=1,
-    ),
-    Fault(
-        "gathered_at_once",
-        "a gathering thread arrives for its cp.async before they are done",
-        GEMM100_1,
-        [Edit(r"cp\.async\.mbarrier\.arrive\.noinc\.shared::cta\.b64 (\[%r\d+\]);", r"mbarrier.arrive.shared::cta.b64 _, \1;")],
-        TILES100,
-        multiprocessors=1,
-    ),
+    Fault("tensor_bytes_too_few", "a stage's phase ends before its last 512 bytes", GEMM100_1, [fewer(512)], TILES100, multiprocessors=1),
+    Fault("gathered_at_once", "a gathering thread arrives for its cp.async before they are done", GEMM100_1, [Edit(COPIED, ARRIVES)], TILES100, multiprocessors=1),
     Fault("tensor_rows_before_the_kernel_before", "rows are gathered that the launch before still writes", GEMM100, [Edit(r"griddepcontrol\.wait;", "", 2)], SPLIT100, multiprocessors=3),
     Fault("tensor_stores_before_the_kernel_before", "the epilogue does not wait for the launch before", GEMM100, [Edit(r"griddepcontrol\.wait;", "", 1)], SPLIT100, multiprocessors=3),
     Fault("tensor_counted_before_stored", "no barrier between the warps' partials and their cta's count", GEMM100, [Edit(r"bar\.sync %r\d+, 128;", "", 0)], SPLIT100, multiprocessors=3),
@@ -183,30 +139,9 @@ FAULTS = [
     Fault("tensor_loads_not_awaited", "registers of tcgen05.ld are used before wait::ld", GEMM100_1, [Edit(r"tcgen05\.wait::ld\.sync\.aligned;", "")], TILES100, False),
     Fault("too_few_columns", "32 columns of tensor memory where 128 are used", GEMM100_1, [Edit(r"(tcgen05\.(?:alloc|dealloc)[^;]*), 128;", r"\1, 32;")], TILES100, False),
     Fault("columns_kept", "tensor memory is not given back", GEMM100_1, [Edit(r"tcgen05\.dealloc[^;]*;", "")], TILES100, False),
-    Fault(
-        "lanes_of_the_next_warp",
-        "a warp of the epilogue reads another's lanes",
-        GEMM100_1,
-        [Edit(r"(tcgen05\.ld\.sync\.aligned\.16x256b\.x1\.b32 \{[^}]*\}), \[(%r\d+)\];", r"{ .reg .b32 other; xor.b32 other, \2, 0x200000; \1, [other]; }")],
-        TILES100,
-        False,
-    ),
-    Fault(
-        "lanes_exchanged",
-        "the two groups of 16 weight rows of a warp are exchanged",
-        GEMM100_1,
-        [Edit(r"(tcgen05\.ld\.sync\.aligned\.16x256b\.x1\.b32 \{[^}]*\}), \[(%r\d+)\];", r"{ .reg .b32 other; xor.b32 other, \2, 0x100000; \1, [other]; }")],
-        TILES100,
-        False,
-    ),
-    Fault(
-        "scales_of_the_next_step",
-        "a step's weights are multiplied under the scales of the next one's",
-        GEMM100_1,
-        [Edit(r"(tcgen05\.mma[^;]*block16 [^;]*), \[(%r\d+)\], (\[%r\d+\], p);", r"{ .reg .b32 next; add.u32 next, \2, 4; \1, [next], \3; }", 0)],
-        TILES100,
-        False,
-    ),
+    Fault("lanes_of_the_next_warp", "a warp of the epilogue reads another's lanes", GEMM100_1, [other_lanes("0x200000")], TILES100, False),
+    Fault("lanes_exchanged", "the two groups of 16 weight rows of a warp are exchanged", GEMM100_1, [other_lanes("0x100000")], TILES100, False),
+    Fault("scales_of_the_next_step", "a step's weights are multiplied under the scales of the next one's", GEMM100_1, [Edit(MMA, NEXT_SCALES, 0)], TILES100, False),
     Fault("scales_exchanged", "weights and rows exchange their scales", GEMM100_1, [Edit(r"(tcgen05\.mma[^;]*block16 [^;]*), (\[%r\d+\]), (\[%r\d+\]), p;", r"\1, \3, \2, p;")], TILES100, False),
     Fault("sum_of_the_tile_before", "a tile's first product adds to what stood in its accumulators", GEMM100_1, [Edit(ADDS, "setp.eq.u32 p, 0, 0;", 0)], TILES100, False),
     Fault("sum_begins_again", "a step's product does not add to those before", GEMM100_1, [Edit(ADDS, "setp.ne.u32 p, 0, 0;", 1)], TILES100, False),
@@ -216,7 +151,7 @@ FAULTS = [
     Fault("dequantized_before_full", "a stage's weights are dequantized before they are there", BF100, [Edit(WAIT, PASSED, DEQUANTIZED)], TILES100, multiprocessors=1),
     Fault("multiplied_before_dequantized", "a stage is multiplied before its weights are dequantized", BF100, [Edit(WAIT, PASSED, FULL)], TILES100, multiprocessors=1),
     Fault("bf16_rows_into_full_stage", "rows are copied into a stage that is not free", BF100, [Edit(WAIT, PASSED, GATHERED_EMPTY)], TILES100, multiprocessors=1),
-    Fault("bf16_stage_freed_at_once", "a stage is free when its products are issued, not when they are done", BF100, [Edit(COMMIT, r"mbarrier.arrive.shared::cta.b64 _, \1;", 0)], TILES100, multiprocessors=1),
+    Fault("bf16_stage_freed_at_once", "a stage is free when its products are issued, not when they are done", BF100, [Edit(COMMIT, ARRIVES, 0)], TILES100, multiprocessors=1),
     Fault("dequantized_without_proxy_fences", "neither who dequantizes nor who multiplies has a proxy fence", BF100, [Edit(r"fence\.proxy\.async\.shared::cta;", "", slice(1, None))], TILES100, multiprocessors=1),
     Fault("dequantized_without_proxy_fence", "who dequantizes has no proxy fence", BF100, [Edit(r"fence\.proxy\.async\.shared::cta;", "", -1)], TILES100, multiprocessors=1),
     Fault("scales_twice_as_large", "a block scale as bf16 has one exponent more", BF100, [Edit("14976", "15104")], TILES100, False),

@@ -50,21 +50,6 @@ def test_every_architecture(architecture, kind, fused, tmp_path, count):
     check(path, model, count, f"{kind.name} {architecture}")
 
 
-def test_every_code_under_every_scale(tmp_path, count):
-    """Each of the 16 codes at each place of a block, under each legal E4M3 scale: 16 * 126 rows of one block."""
-    model = Model()
-    stored, kind = model.tensors["blk.0.ffn_gate_exps.weight"]
-    blocks = stored.reshape(-1, 36)
-    index = np.arange(len(blocks))
-    blocks[:, :4] = 1 + (index[:, None] * 4 + np.arange(4)) % 0x7E
-    place = np.arange(32)
-    blocks[:, 4:] = (index[:, None] + place) % 16 | (index[:, None] // 16 + place) % 16 << 4
-    model.values[0, "gate"] = gguf.quants.dequantize(stored, kind).astype(np.float32)
-    model.values[0, "gate"] *= model.tensors["blk.0.ffn_gate_exps.scale"][0][:, None, None]
-    assert len(np.unique(blocks[:, :4])) == 0x7E
-    check(model.write(tmp_path / "model.gguf"), model, count, "every code and scale")
-
-
 def test_without_tensor_scales_they_are_one(tmp_path, count):
     """llama-quantize writes NVFP4 without them."""
     model = Model(scales=False)
@@ -73,24 +58,6 @@ def test_without_tensor_scales_they_are_one(tmp_path, count):
     assert nv.load_expert(path, 0, 0)["gate"]["tensor_scale"] == 1
     ids = {finding["id"] for finding in nv.inspect(path)["findings"]}
     assert "tensor_scale_absent" in ids and "input_scale_missing" not in ids
-
-
-@pytest.mark.parametrize("kind", FP4, ids=lambda kind: kind.name)
-def test_slices_are_parts_of_the_whole(kind, tmp_path, count):
-    """Slices of blocks of 64 and 32 elements begin and end at any multiple of 16."""
-    model = Model(kind=kind)
-    path = model.write(tmp_path / "model.gguf")
-    wrong = total = 0
-    for first in range(0, INTERMEDIATE, 16):
-        for rows in range(16, INTERMEDIATE - first + 1, 16):
-            loaded = nv.load_expert(path, 1, 2, first=first, count=rows)
-            for p in PROJECTIONS:
-                theirs = model.values[1, p][2]
-                theirs = theirs[:, first : first + rows] if p == "down" else theirs[first : first + rows]
-                wrong += differing(values(loaded[p]), np.ascontiguousarray(theirs))
-                total += theirs.size
-    count(f"slices {kind.name}", wrong, total)
-    assert wrong == 0
 
 
 @pytest.mark.parametrize("kind", [Type.F32, Type.F16, Type.BF16], ids=lambda kind: kind.name)
@@ -107,7 +74,7 @@ def test_floats_are_quantized_as_quantize_does(kind, tmp_path):
 
 @pytest.mark.parametrize(
     ("architecture", "kind"),
-    [(name, kind) for name in ("qwen3next", "glm4moe", "glm-dsa", "nemotron_h_moe") for kind in FP4]
+    [("qwen3next", Type.NVFP4), ("glm4moe", Type.MXFP4), ("glm-dsa", Type.NVFP4), ("nemotron_h_moe", Type.MXFP4)]
     + [("glm4moe", Type.Q8_0), ("glm4moe", Type.BF16)],
 )
 def test_shared_experts(architecture, kind, tmp_path):
@@ -127,83 +94,48 @@ def test_shared_experts(architecture, kind, tmp_path):
 
 
 def test_splits(tmp_path, count):
-    """A split file is opened by the directory, or by the name of any part."""
-    model = Model()
-    model.write(tmp_path / "model.gguf", split_max_tensors=3)
-    parts = sorted(tmp_path.iterdir())
-    assert len(parts) > 3 and parts[0].name == f"model-00001-of-{len(parts):05}.gguf"
-    (tmp_path / "mmproj-model-f16.gguf").write_bytes(b"not read")
-    for path in (tmp_path, parts[0], parts[-1]):
-        check(path, model, count, "split")
-        assert nv.inspect(path, layers=[])["files"] == len(parts)
-    parts[1].rename(tmp_path / "away")
+    """A split file is opened by the directory, or by the name of any part. The first part may have no tensors."""
+    for small_first in (False, True):
+        model, folder = Model(), tmp_path / f"small {small_first}"
+        folder.mkdir()
+        model.write(folder / "model.gguf", split_max_tensors=3, small_first_shard=small_first)
+        parts = sorted(folder.iterdir())
+        assert len(parts) > 3 and parts[0].name == f"model-00001-of-{len(parts):05}.gguf"
+        (folder / "mmproj-model-f16.gguf").write_bytes(b"not read")
+        for path in (folder, parts[0], parts[-1]):
+            check(path, model, count, "split")
+    parts[1].rename(folder / "away")
     with pytest.raises(nv.BadInput, match=parts[1].name):
-        nv.inspect(tmp_path)
-    (tmp_path / "away").rename(parts[1])
+        nv.inspect(folder)
     parts[1].write_bytes(parts[2].read_bytes())
     with pytest.raises(nv.BadInput, match=r"split\.no"):
-        nv.inspect(tmp_path)
+        nv.inspect(folder)
 
 
 def test_names_of_files(tmp_path, count):
-    """A first part without tensors, two files in one directory, a cache's name, a hash."""
+    """A directory must have one model. A file may have a hash for its name, as in a cache."""
     model = Model()
-    model.write(tmp_path / "split.gguf", split_max_tensors=4, small_first_shard=True)
-    check(tmp_path, model, count, "small first shard")
-    (tmp_path / "two").mkdir()
-    path = model.write(tmp_path / "two/a.gguf")
-    (tmp_path / "two/b.gguf").symlink_to(path)
+    path = model.write(tmp_path / "a.gguf")
+    (tmp_path / "b.gguf").symlink_to(path)
     with pytest.raises(nv.BadInput, match="name one of the files"):
-        nv.inspect(tmp_path / "two")
-    assert nv.inspect(path)["layers"] == nv.inspect(tmp_path / "two/b.gguf")["layers"] == [0, 1]
+        nv.inspect(tmp_path)
     check(path.rename(tmp_path / ("0" * 64)), model, count, "by content")
-
-
-def test_a_layer_runs_as_the_same_weights_do(tmp_path):
-    """The file's layer against one of arrays that this test packed from the values that the gguf package decodes."""
-    model = Model()
-    path = model.write(tmp_path / "model.gguf")
-    rng = np.random.default_rng(5)
-    hidden = rng.normal(size=(5, HIDDEN)).astype(np.float32)
-    ids = np.stack([rng.permutation(EXPERTS)[:2] for _ in range(5)]).astype(np.int32)
-    weights = rng.uniform(0.1, 1, (5, 2)).astype(np.float32)
-    arrays = {}
-    for p in PROJECTIONS:
-        stored, _ = model.tensors[f"blk.1.ffn_{p}_exps.weight"]
-        blocks = stored.reshape(EXPERTS, stored.shape[1], -1, 36)
-        scales = np.ascontiguousarray(blocks[..., :4]).reshape(EXPERTS, stored.shape[1], -1)
-        factor = model.tensors[f"blk.1.ffn_{p}_exps.scale"][0]
-        decoded = model.values[1, p] / factor[:, None, None]
-        codes = nv.encode_e2m1(decoded / np.repeat(nv.decode_e4m3(scales), 16, axis=-1))
-        arrays[p] = (nv.pack_codes(codes), scales, factor)
-    stored_layer = nv.MoeLayer.from_checkpoint(path, 1)
-    packed_layer = nv.MoeLayer.from_tensors(stored_layer.config, **arrays)
-    outputs = [np.array(layer.run(hidden, ids, weights)) for layer in (stored_layer, packed_layer)]
-    assert np.isfinite(outputs[0]).all() and (outputs[0] != 0).any()
-    assert (outputs[0].view(np.uint32) == outputs[1].view(np.uint32)).all()
 
 
 def test_the_packed_cache_knows_files_of_one_directory_apart(tmp_path):
     hidden = np.random.default_rng(5).normal(size=(3, HIDDEN)).astype(np.float32)
-    ids = np.array([[0, 1], [2, 3], [1, 0]], np.int32)
-    weights = np.ones((3, 2), np.float32)
-    cache = tmp_path / "cache"
-    outputs = {1: [], 2: []}
-    written = []
-    for _ in range(2):  # packed, and then mapped
-        for seed in (1, 2):
-            path = tmp_path / f"{seed}.gguf"
-            if not path.exists():
-                Model(seed=seed).write(path)
-            out = nv.MoeLayer.from_checkpoint(path, 0, cache_directory=cache).run(hidden, ids, weights)
-            outputs[seed].append(np.array(out))
+    batch = hidden, np.array([[0, 1], [2, 3], [1, 0]], np.int32), np.ones((3, 2), np.float32)
+    files = [Model(seed=seed).write(tmp_path / f"{seed}.gguf") for seed in (1, 2)]
+    cache, outputs, written = tmp_path / "cache", [], []
+    for _ in ("packed", "mapped"):
+        layers = [nv.MoeLayer.from_checkpoint(path, 0, cache_directory=cache) for path in files]
+        outputs.append([np.array(layer.run(*batch)) for layer in layers])
         written.append({entry.name: entry.stat().st_ino for entry in cache.glob("*.packed")})
     assert len(written[0]) == 2 and written[0] == written[1]  # taken from the cache, not written again
-    assert (outputs[1][0] == outputs[1][1]).all() and (outputs[2][0] == outputs[2][1]).all()
-    assert (outputs[1][0] != outputs[2][0]).any()
+    assert np.array_equal(outputs[0], outputs[1]) and not np.array_equal(*outputs[0])
 
 
-def test_experts_behind_a_latent_projection(tmp_path, count):
+def test_experts_after_a_latent_projection(tmp_path, count):
     """Nemotron-3 Super: the experts have a width of their own, the shared expert has the model's."""
     model = Model("nemotron_h_moe", shared_kind=Type.NVFP4)
     model.fields |= {"embedding_length": 2 * HIDDEN, "moe_latent_size": HIDDEN}
@@ -212,22 +144,9 @@ def test_experts_behind_a_latent_projection(tmp_path, count):
     path = model.write(tmp_path / "model.gguf")
     info = nv.inspect(path)
     assert info["options"]["hidden_size"] == HIDDEN and info["options"]["shared_intermediate_size"] == 0
-    found = {finding["id"]: finding for finding in info["findings"]}
-    assert "shared_expert_of_other_width" in found
+    assert "shared_expert_of_other_width" in [finding["id"] for finding in info["findings"]]
     assert not [finding for finding in info["findings"] if finding["severity"] == "error"]
-    assert "projection between the model's width and the experts'" in " ".join(f["text"] for f in info["findings"])
     check(path, model, count, "latent")
-    layer = nv.MoeLayer.from_checkpoint(path, 1, activation_format="bf16", row_format="fp32")
-    assert layer.config.activation == "relu2"
-    x = np.random.default_rng(0).normal(size=(5, HIDDEN)).astype(np.float32)
-    ids, weights = np.array([[0, 1], [2, 3], [3, 0], [1, 2], [0, 3]], np.int32), np.full((5, 2), 0.5, np.float32)
-    expected = np.zeros((5, HIDDEN))
-    for token in range(5):
-        for k, expert in enumerate(ids[token]):
-            up, down = (model.values[1, p][expert].astype(np.float64) for p in ("up", "down"))
-            expected[token] += weights[token, k] * (down @ np.square(np.maximum(up @ x[token], 0)))
-    error = np.linalg.norm(layer.run(x, ids, weights) - expected) / np.linalg.norm(expected)
-    assert error < 5 * 2.0**-9  # hidden and h rounded to bf16: 2^-9 and the square's twice that, as in family_checks.py
 
 
 OTHERS = [
@@ -275,8 +194,6 @@ def test_gpt_oss_has_biases(kind, tmp_path, count):
     for (layer, p), expected in biases.items():
         for expert in range(EXPERTS):
             assert np.array_equal(nv.load_expert(path, layer, expert)[p]["bias"], expected[expert])
-    layer = nv.MoeLayer.from_checkpoint(path, model.row.layers[0], activation_format="bf16")
-    assert np.array_equal(layer.expert(1)["up"]["bias"], biases[model.row.layers[0], "up"][1])
     del model.tensors[f"blk.{model.row.layers[0]}.ffn_down_exps.bias"]
     refused(model, tmp_path, nv.BadInput, "ffn_down_exps.bias", "no such tensor")
 
@@ -290,10 +207,6 @@ def field(name, value=None):
             del model.fields[name]
 
     return change
-
-
-def architecture(name):
-    return lambda model: setattr(model, "architecture", name)
 
 
 def one_projection_in_another_type(model):
@@ -318,12 +231,6 @@ def a_gate(model):
     model.tensors["blk.1.ffn_gate_exps.weight"] = model.tensors["blk.1.ffn_up_exps.weight"]
 
 
-FIELDS = ("expert_count", "expert_used_count", "embedding_length", "block_count", "expert_feed_forward_length")
-CONTRADICTIONS = [
-    ("expert_count", EXPERTS + 1), ("expert_count", 1 << 20), ("expert_used_count", EXPERTS + 1), ("block_count", 0),
-    ("embedding_length", HIDDEN // 2), ("expert_feed_forward_length", INTERMEDIATE + 16),
-    ("expert_feed_forward_length", "many"),
-]  # fmt: skip
 QWEN3 = [
     (
         one_projection_in_another_type,
@@ -335,21 +242,17 @@ QWEN3 = [
     (biases, nv.Unsupported, "biases", "blk.0.ffn_gate_exps.bias"),
     (scales_under_another_name, nv.Unsupported, "weight.scale"),
     (scales_of_some_projections, nv.BadInput, "blk.0.ffn_up_exps.scale", "no such tensor"),
-    *((architecture(name), nv.Unsupported, name) for name in ("grok", "llama5")),
-    *((field(name), nv.BadInput, f"qwen3moe.{name}", "missing") for name in FIELDS),
-    *((field(name, value), nv.BadInput) for name, value in CONTRADICTIONS),
+    (lambda model: setattr(model, "architecture", "grok"), nv.Unsupported, "grok"),
+    (field("expert_used_count"), nv.BadInput, "qwen3moe.expert_used_count", "missing"),
+    (field("expert_count", 1 << 20), nv.BadInput),
+    (field("expert_feed_forward_length", "many"), nv.BadInput),
     (field("hidden_activation", "gelu"), nv.Unsupported),
     (field("swiglu_clamp_exp", [7.0, 7.0]), nv.Unsupported),
 ]
 NEMOTRON = [
     (a_gate, nv.Unsupported, "blk.1.ffn_gate_exps.weight", "a gate"),
-    (field("feed_forward_length"), nv.BadInput, "missing"),
-    (field("feed_forward_length", 64), nv.BadInput, "an array of 2 integers"),
     (field("feed_forward_length", [64]), nv.BadInput, "an array of 2 integers"),
-    (field("feed_forward_length", [0, 0]), nv.BadInput, "no layer of the model"),
     (field("expert_used_count", [2, 2]), nv.BadInput, "an integer"),  # a width for each layer, as Puzzle's models have
-    (field("expert_feed_forward_length", [INTERMEDIATE] * 2), nv.BadInput, "an integer"),
-    (field("moe_latent_size", 0), nv.BadInput, "an integer"),
 ]
 
 
@@ -376,24 +279,13 @@ def test_prediction_blocks_are_not_layers(tmp_path, count):
     check(path, model, count, "with a prediction block")
 
 
-def test_quantize_wants_safetensors(tmp_path):
-    path = Model(kind=Type.F16).write(tmp_path / "model.gguf")
+def test_inspect_and_verify(tool, tmp_path):
+    Model().write(tmp_path / "model.gguf", split_max_tensors=5)
     with pytest.raises(nv.Unsupported, match="GGUF"):
-        nv.quantize_checkpoint(path, tmp_path / "out")
-
-
-@pytest.mark.parametrize("kind", FP4, ids=lambda kind: kind.name)
-def test_inspect_and_verify(kind, tool, tmp_path):
-    model = Model(kind=kind)
-    model.write(tmp_path / "model.gguf", split_max_tensors=5)
-    for path in (tmp_path, min(tmp_path.iterdir())):
-        done = tool("inspect", path, "--json")
-        assert done.returncode == 0, done.stderr + done.stdout
-        report = json.loads(done.stdout)
-        assert report["format"] == ("gguf-nvfp4" if kind == Type.NVFP4 else "mxfp4") and report["layers"] == [0, 1]
-        elems = EXPERTS * 3 * HIDDEN * INTERMEDIATE
-        for row in report["layer_statistics"]:
-            assert row["codes_bytes"] == elems // 2
-            assert row["scales_bytes"] == elems // (16 if kind == Type.NVFP4 else 32)
-        done = tool("verify", path, "--layers", "1", "--json")
-        assert done.returncode == 0, done.stderr + done.stdout
+        nv.quantize_checkpoint(min(tmp_path.iterdir()), tmp_path / "out")
+    done = tool("inspect", tmp_path, "--json")
+    assert done.returncode == 0, done.stderr + done.stdout
+    report = json.loads(done.stdout)
+    assert report["format"] == "gguf-nvfp4" and report["layers"] == [0, 1]
+    done = tool("verify", tmp_path, "--layers", "1", "--json")
+    assert done.returncode == 0, done.stderr + done.stdout

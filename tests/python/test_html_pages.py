@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from typing import NamedTuple
 
 import pytest
 
@@ -18,16 +17,15 @@ VERBS = ("inspect", "verify", "bench")
 
 
 class Page(html.parser.HTMLParser):
-    """Shapes by figure, cells of tables, and elements of a page or of a dumped DOM."""
+    """Shapes by figure, cells of tables, scripts and elements of a page or of a dumped DOM."""
 
     def __init__(self, text: str):
         super().__init__()
         self.shapes: Counter = Counter()  # (figure's id, shape) -> count
         self.elements: Counter = Counter()
+        self.texts: dict[str, list[str]] = {"script": [], "td": [], "th": []}
         self.cells: list[str] = []
-        self.scripts: list[str] = []
-        self.policy = self.figure = ""
-        self.opened = ""
+        self.policy = self.figure = self.opened = ""
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
@@ -41,34 +39,26 @@ class Page(html.parser.HTMLParser):
         kind = (values.get("class") or "").split(" ")[0]
         if kind in ("bar", "cell", "dot", "path"):
             self.shapes[self.figure, kind] += 1
-        if tag == "script":
-            self.scripts.append("")
-        if tag in ("td", "th"):
-            self.cells.append("")
+        if tag in self.texts:
+            self.texts[tag].append("")
 
     def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.cells.append(self.texts[tag][-1])
         self.opened = ""
 
     def handle_data(self, data):
-        if self.opened == "script":
-            self.scripts[-1] += data
-        elif self.opened in ("td", "th"):
-            self.cells[-1] += data
+        if self.opened in self.texts:
+            self.texts[self.opened][-1] += data
 
     @property
     def report(self) -> dict:
-        return json.loads(self.scripts[0])
-
-
-class Made(NamedTuple):
-    stdout: str
-    file: object  # its path
-    page: Page
+        return json.loads(self.texts["script"][0])
 
 
 @pytest.fixture(scope="module")
 def made(tool, tmp_path_factory):
-    """made[verb]: a run of the verb and its page."""
+    """made[verb]: stdout of a run of the verb, and its page's file."""
     folder = tmp_path_factory.mktemp("pages")
 
     def run(*words):
@@ -80,15 +70,12 @@ def made(tool, tmp_path_factory):
     run("synthesize", folder / "floats", *sizes)
     run("quantize", folder / "floats", folder / "packed")
     options = {
+        "inspect": (),
         "verify": ("--against", folder / "floats"),
         "bench": ("--tokens", "1,2,5", "--activation-format", "nvfp4,bf16", "--seconds", "0"),
     }
-    pages = {}
-    for verb in VERBS:
-        file = folder / f"{verb}.html"
-        stdout = run(verb, folder / "packed", *options.get(verb, ()), "--html", file)
-        pages[verb] = Made(stdout, file, Page(file.read_text(encoding="utf-8")))
-    return pages
+    files = {verb: folder / f"{verb}.html" for verb in VERBS}
+    return {v: (run(v, folder / "packed", *options[v], "--html", file), file) for v, file in files.items()}
 
 
 @pytest.fixture(scope="module")
@@ -98,44 +85,32 @@ def chromium(tmp_path_factory):
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
         pytest.skip(f"none of {', '.join(names)} is installed")
-    profile = tmp_path_factory.mktemp("profile")
-
-    def dump(file) -> Page:
-        options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--dump-dom")
-        command = [path, *options, file.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        return Page(done.stdout)
-
-    return dump
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--dump-dom")
+    command = [path, *options, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]
+    run = dict(capture_output=True, text=True, timeout=120, check=True)
+    return lambda file: Page(subprocess.run([*command, file.as_uri()], **run).stdout)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_tables_are_those_of_stdout(made, verb):
-    rows = [line for line in made[verb].stdout.splitlines() if line.startswith("|") and not set(line) <= set("|-: ")]
+def test_a_page_has_the_tables_of_stdout_one_script_and_no_request(made, verb):
+    stdout, file = made[verb]
+    page = Page(file.read_text(encoding="utf-8"))
+    rows = [line for line in stdout.splitlines() if line.startswith("|") and not set(line) <= set("|-: ")]
     cells = [cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
-    assert len(cells) > 10
-    assert made[verb].page.cells == cells
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_policy_admits_the_one_script_and_no_request(made, verb):
-    page = made[verb].page
-    assert len(page.scripts) == 2
-    digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
+    assert len(cells) > 10 and page.cells == cells
+    _, script = page.texts["script"]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in page.policy, f"kPageScriptHash should be {digest}"
     assert page.policy.startswith("default-src 'none'")
-    assert not re.search(r"""(src|href)=|url\(|@import|fetch\(|innerHTML|eval\(""", made[verb].file.read_text())
+    assert not re.search(r"""(src|href)=|url\(|@import|fetch\(|innerHTML|eval\(""", file.read_text())
 
 
 def drawn(report: dict) -> dict:
     """(figure, shape) -> how many there should be for this report."""
     if report["verb"] == "inspect":
         read, fit = report["layer_statistics"], report["fit"] or []  # null if there are errors
-        return {
-            ("parts", "bar"): 4 if fit else 3,
-            ("experts", "cell"): len(read) * (report["num_experts"] + 1),
-            ("fit", "bar"): 3 * len(fit),
-        }
+        cells = len(read) * (report["num_experts"] + 1)
+        return {("parts", "bar"): 4 if fit else 3, ("experts", "cell"): cells, ("fit", "bar"): 3 * len(fit)}
     if report["verb"] == "verify":
         layers = report["details"]["layers"]
         return {
@@ -145,38 +120,31 @@ def drawn(report: dict) -> dict:
             ("saturation", "cell"): 4 * len(report["saturation"]),
             ("faults", "cell"): sum(layer["num_experts"] for layer in layers),
         }
-    return {
-        ("times", "dot"): len(report["timings"]),
-        ("times", "path"): 2 * len(report["configurations"]),
-        ("shares", "bar"): len(report["timings"]),
-    }
+    times, lines = len(report["timings"]), len(report["configurations"])
+    return {("times", "dot"): times, ("times", "path"): 2 * lines, ("shares", "bar"): times}
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_browser_draws_what_the_json_has(made, chromium, verb):
-    expected = drawn(made[verb].page.report)
-    assert min(expected.values()) > 0
-    assert chromium(made[verb].file).shapes == expected
+    page = chromium(made[verb][1])
+    expected = drawn(page.report)
+    assert min(expected.values()) > 0 and page.shapes == expected
 
 
 @pytest.mark.attack("hostile names")
 def test_a_browser_sees_no_element_in_a_name(made, tool, chromium, tmp_path, attacked):
     names = ("</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<!--<script>", "\u2028&lt;b&gt;")
-    model = shutil.copytree(made["inspect"].file.parent / "packed", tmp_path / "<b>packed")
+    model = shutil.copytree(made["inspect"][1].parent / "packed", tmp_path / "<b>packed")
     tensors = [f"layers.0.ffn.experts.{i}.w1.{name}" for i, name in enumerate(names)]
     header = {name: {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i, name in enumerate(tensors)}
-    bytes_of_header = json.dumps(header).encode()
-    head = len(bytes_of_header).to_bytes(8, "little")
-    (model / "more.safetensors").write_bytes(head + bytes_of_header + bytes(len(names)))
+    head = json.dumps(header).encode()
+    (model / "more.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(len(names)))
     (model / "model.safetensors.index.json").unlink()  # which would leave that file out
     done = tool("inspect", model, "--html", tmp_path / "page.html")
     assert done.returncode == 1, done.stderr  # tensors of an expert that no format has are errors
-
-    seen = chromium(tmp_path / "page.html")
-    found = {name for finding in seen.report["findings"] for name in (finding["tensor"], *finding["examples"])}
+    page = chromium(tmp_path / "page.html")
+    found = {name for finding in page.report["findings"] for name in (finding["tensor"], *finding["examples"])}
     for name in tensors:
         assert name in found
         attacked()
-    assert seen.elements["script"] == 2 and not seen.elements["img"]
-    expected = drawn(seen.report)
-    assert {key: seen.shapes[key] for key in expected} == expected
+    assert page.elements["script"] == 2 and not page.elements["img"]

@@ -35,51 +35,38 @@ class Lent:
         return self._array.__dlpack_device__()
 
 
-def test_a_read_only_dlpack_export_is_not_written() -> None:
+def test_what_must_not_be_written_is_not() -> None:
+    """Read-only memory, as NumPy arrays and as DLPack exports, and tensors that require gradients or are expanded."""
     moe, (hidden, ids, weights) = layer(), tiny_batch()
-    out = np.zeros_like(hidden)
     expected = moe.run(hidden, ids, weights)
-    with pytest.raises(nv.InvalidArgument, match="out: expected an array that can be written, got a read-only one"):
-        moe.run(hidden, ids, weights, out=Lent(out, read_only=True))
+    out = np.zeros_like(hidden)
+    frozen = [np.zeros_like(hidden), np.zeros(moe.workspace_bytes(5) + 256, np.uint8), np.zeros_like(weights)]
+    for array in frozen:
+        array.flags.writeable = False
+    router, logits = nv.RouterConfig(EXPERTS, TOP_K), np.zeros((5, EXPERTS), np.float32)
+    for name, call in (
+        ("out", lambda: moe.run(hidden, ids, weights, out=Lent(out, read_only=True))),
+        ("out", lambda: moe.run(hidden, ids, weights, out=frozen[0])),
+        ("workspace", lambda: moe.run(hidden, ids, weights, workspace=frozen[1])),
+        ("topk_weights", lambda: nv.select_experts(logits, router, out=(ids.copy(), frozen[2]))),
+    ):
+        with pytest.raises(nv.InvalidArgument, match=f"{name}: expected an array that can be written, got a read-only"):
+            call()
     assert not out.any()
     moe.run(Lent(hidden, read_only=True), ids, weights, out=Lent(out, read_only=False))
     assert (out == expected).all()
 
-
-def test_a_read_only_buffer_is_not_written() -> None:
-    moe, (hidden, ids, weights) = layer(), tiny_batch()
-    out = np.zeros_like(hidden)
-    out.flags.writeable = False
-    workspace = np.zeros(moe.workspace_bytes(5) + 256, np.uint8)
-    workspace.flags.writeable = False
-    frozen = np.zeros(weights.shape, np.float32)
-    frozen.flags.writeable = False
-    router, logits = nv.RouterConfig(EXPERTS, TOP_K), np.zeros((5, EXPERTS), np.float32)
-    calls = {
-        "out": lambda: moe.run(hidden, ids, weights, out=out),
-        "workspace": lambda: moe.run(hidden, ids, weights, workspace=workspace),
-        "topk_weights": lambda: nv.select_experts(logits, router, out=(ids.copy(), frozen)),
-    }
-    for name, call in calls.items():
-        with pytest.raises(nv.InvalidArgument, match=f"{name}: expected an array that can be written, got a read-only"):
-            call()
-
-
-def test_tensors_that_require_grad_or_are_expanded_are_not_written() -> None:
     torch = pytest.importorskip("torch")
-    moe, arrays = layer(), tiny_batch()
-    batch_of = tuple(torch.from_numpy(array) for array in arrays)
-    out = torch.zeros_like(batch_of[0], requires_grad=True)
-    expanded = torch.zeros(1, out.shape[1]).expand_as(out)
+    leaf = torch.zeros(hidden.shape, requires_grad=True)
     for wrong, words in (
-        (out, "out: expected an array that can be written, got a tensor that requires"),
-        (expanded, "out: expected .* contiguous, got .* not contiguous"),
+        (leaf, "out: expected an array that can be written, got a tensor that requires"),
+        (torch.zeros(1, hidden.shape[1]).expand(hidden.shape), "out: expected .* contiguous, got .* not contiguous"),
     ):
         with pytest.raises(nv.InvalidArgument, match=words):
-            moe.run(*batch_of, out=wrong)
+            moe.run(*map(torch.from_numpy, (hidden, ids, weights)), out=wrong)
     with torch.no_grad():
-        moe.run(*batch_of, out=out)
-    assert (out.detach().numpy() == moe.run(*arrays)).all()
+        moe.run(*map(torch.from_numpy, (hidden, ids, weights)), out=leaf)
+    assert (leaf.detach().numpy() == expected).all()
 
 
 def test_ml_dtypes_bfloat16_comes_back() -> None:
@@ -89,7 +76,6 @@ def test_ml_dtypes_bfloat16_comes_back() -> None:
     assert out.dtype == ml_dtypes.bfloat16
     assert (out.view(np.uint16) == moe.run(bfloat16.view(np.uint16), ids, weights)).all()
     assert nv.router_gemm(bfloat16, bfloat16).dtype == ml_dtypes.bfloat16
-    assert nv.router_gemm(bfloat16.view(np.uint16), bfloat16.view(np.uint16)).dtype == np.uint16
 
 
 # ---- with JAX
@@ -102,21 +88,14 @@ def jnp() -> Any:
 
 def test_jax_arrays_are_never_written(jnp: Any) -> None:
     moe, (hidden, ids, weights) = layer(), tiny_batch()
-    for dtype in ("float32", "bfloat16", "float16"):
+    for dtype in ("float32", "bfloat16"):
         out = jnp.zeros(hidden.shape, dtype)
-        alias = out
-        with pytest.raises(
-            nv.InvalidArgument, match="out: expected an array that can be written, got an immutable JAX"
-        ):
+        with pytest.raises(nv.InvalidArgument, match="out: expected an array .* written, got an immutable JAX"):
             moe.run(jnp.asarray(hidden), jnp.asarray(ids), jnp.asarray(weights), out=out)
-        assert not np.asarray(alias).any()
-    workspace = jnp.zeros(moe.workspace_bytes(len(hidden)) + 256, "uint8")
-    with pytest.raises(nv.InvalidArgument, match="workspace: expected"):
-        moe.run(hidden, ids, weights, workspace=workspace)
-    router = nv.RouterConfig(EXPERTS, TOP_K)
+        assert not np.asarray(out).any()
     outs = jnp.zeros(ids.shape, "int32"), jnp.zeros(ids.shape, "float32")
     with pytest.raises(nv.InvalidArgument, match="topk_ids: expected an array that can be written"):
-        nv.select_experts(jnp.zeros((len(hidden), EXPERTS)), router, out=outs)
+        nv.select_experts(jnp.zeros((len(hidden), EXPERTS)), nv.RouterConfig(EXPERTS, TOP_K), out=outs)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -129,8 +108,6 @@ def test_jax_arrays_come_back(jnp: Any, dtype: str) -> None:
     assert isinstance(out, jax.Array) and out.dtype == x.dtype and out.devices() == x.devices()
     expected = moe.run(np.asarray(x), ids, weights)
     assert (np.asarray(out) == expected).all()
-    assert (np.asarray(moe.run(np.asarray(x), ids, weights, out=np.empty_like(expected))) == expected).all()
-
     router = nv.RouterConfig(EXPERTS, TOP_K)
     logits = jnp.arange(len(hidden) * EXPERTS, dtype="float32").reshape(len(hidden), -1)
     of_router = [*nv.select_experts(logits, router), moe.run_logits(x, logits, router)]

@@ -29,18 +29,6 @@ FIXED = dict(derandomize=True, database=None, deadline=None, suppress_health_che
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def described(case: Case) -> dict:
-    """Returns the contract's describe()["activation_scale"]: "dynamic_token", the number of all rows, or None."""
-    if case.options.activation_format not in ("nvfp4", "fp8"):
-        how = None if case.options.activation_format == "bf16" else "dynamic_block"
-        return {"hidden": how, "intermediate": how}
-    scales = {
-        "hidden": oracle.hidden_scales(case.options, case.input_scale),
-        "intermediate": oracle.intermediate_scales(case.options, case.input_scale),
-    }
-    return {name: s.kind if s.kind == "dynamic_token" else s.scale for name, s in scales.items()}
-
-
 def run(case: Case, backend: str) -> torch.Tensor:
     layer = nvfp4_moe.MoeLayer.from_tensors(
         nvfp4_moe.MoeConfig(**asdict(case.options)),
@@ -52,7 +40,6 @@ def run(case: Case, backend: str) -> torch.Tensor:
         max_tokens=max(len(case.hidden), 1),
         backend=backend,
     )
-    assert layer.describe()["activation_scale"] == described(case)
     out = None if case.out_dtype is None else torch.empty(case.hidden.shape, dtype=layer_cases.DTYPES[case.out_dtype])
     return layer.run(case.hidden, case.topk_ids, case.topk_weights, out=out)
 
@@ -87,7 +74,9 @@ def cpu_backends() -> list[str]:
     ]
 
 
-def sweep(backend: str, examples: int, count) -> None:
+@pytest.mark.parametrize("examples", [200, pytest.param(4000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("backend", ACCURACY)
+def test_random_layers(backend, examples, count):
     names = ["reference"] if backend == "reference" else cpu_backends()
     assert backend in names
     points = elements = 0
@@ -108,17 +97,6 @@ def sweep(backend: str, examples: int, count) -> None:
     assert points >= (0.999 if backend == "reference" else 0.9) * elements
 
 
-@pytest.mark.parametrize("backend", ACCURACY)
-def test_random_layers(backend, count):
-    sweep(backend, 200, count)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("backend", ACCURACY)
-def test_many_random_layers(backend, count):
-    sweep(backend, 4000, count)
-
-
 # ---- tests of the judge ----
 
 PLAIN = dict(
@@ -128,7 +106,6 @@ PLAIN = dict(
     out_dtype=None, scale_error=1.0, scale_per_expert=True,
 )  # fmt: skip
 SHAPE = Options(num_experts=4, top_k=3, hidden_size=96, intermediate_size=64)
-BF16, INT8, FP8 = (dict(activation_format=name) for name in ("bf16", "int8_block", "fp8"))
 
 
 def layer(seed: int, choices: dict, **build_choices) -> Case:
@@ -171,25 +148,21 @@ def plus_four(hidden):
     return hidden
 
 
-CLAMPED, STEP = (dict(activation=f"swiglu_{how}", swiglu_limit=1.5) for how in ("clamped", "step"))
-ONE_ON_INPUT = dict(router_weight="on_input", top_k=1)
+CLAMPED = dict(activation="swiglu_clamped", swiglu_limit=1.5)
+ANY_GATE = dict(activation="swiglu_oai", swiglu_limit=7.0, activation_format="bf16")
+STATIC = dict(activation_scale="static")
+FIXED_SCALE = dict(intermediate_scale="fixed", intermediate_fixed=2.0**-9)
 # name: (the right layer, the fault of the one that runs)
 FAULTS = {
     "gate's tensor scale doubled": ({}, matrix("gate", 2, at((), lambda s: 2 * s))),
-    "down's tensor scale doubled": ({}, matrix("down", 2, at((), lambda s: 2 * s))),
     "one ulp of a tensor scale": (
         dict(row_format="fp32", out="float32"),
         matrix("down", 2, at((), lambda s: torch.nextafter(s, 2 * s))),
     ),
     "a block scale one step down": ({}, matrix("down", 1, at((5, 2), lambda s: s - 1))),
     "one code's sign": ({}, matrix("down", 0, at((7, 3), lambda b: b ^ 0x88))),
-    "nibbles swapped": ({}, matrix("gate", 0, lambda codes, _: (codes >> 4) | (codes << 4))),
     "block scales of another row": ({}, matrix("gate", 1, lambda s, _: s.roll(1, 1))),
     "gate and up swapped": ({}, changed(weights=lambda c: Weights(c.weights.up, c.weights.gate, c.weights.down))),
-    "gate's scale for up": (
-        {},
-        changed(weights=lambda c: c.weights._replace(up=(*c.weights.up[:2], c.weights.gate[2].clone()))),
-    ),
     "alpha of the next expert": ({}, matrix("down", 2, lambda s, _: s.roll(1))),
     "experts one off": ({}, changed(topk_ids=lambda c: (c.topk_ids + 1) % 4)),
     "weights of another choice": ({}, changed(topk_weights=lambda c: c.topk_weights.roll(1, 1))),
@@ -198,47 +171,21 @@ FAULTS = {
         changed(topk_ids=lambda c: c.topk_ids.flip(1), topk_weights=lambda c: c.topk_weights.flip(1)),
     ),
     "router weight before down": ({}, options(router_weight="before_down")),
-    "router weight after down": (dict(router_weight="before_down"), options(router_weight="after_down")),
-    "router weight on the output of one expert": (ONE_ON_INPUT, options(router_weight="after_down")),
-    "router weight on the input of one expert": (dict(top_k=1), options(router_weight="on_input")),
-    "a router weight that hidden's dtype does not hold": (
-        dict(ONE_ON_INPUT, dtype="float32"),
-        changed(topk_weights=lambda c: c.topk_weights.bfloat16().float()),
-    ),
+    "router weight on the output": (dict(router_weight="on_input", top_k=1), options(router_weight="after_down")),
     "no clamp": (CLAMPED, options(activation="swiglu", swiglu_limit=None)),
     "clamp after silu": (CLAMPED, options(activation="swiglu_step")),
-    "clamp before silu": (STEP, options(activation="swiglu_clamped")),
     "another limit": (dict(activation="swiglu_oai", swiglu_limit=2.0), options(swiglu_limit=2.0 + 2.0**-6)),
-    "another slope": (dict(activation="swiglu_oai", swiglu_limit=7.0, **BF16), options(swiglu_alpha=1.7)),
-    "a gate where there is none": (dict(activation="relu2"), options(activation="swiglu")),
+    "another slope": (ANY_GATE, options(swiglu_alpha=1.7)),
     "no gate where there is one": ({}, options(activation="relu2")),
-    "W4A16 instead of W4A4": ({}, options(**BF16)),
-    "W4A4 instead of W4A16": (BF16, options(activation_format="nvfp4")),
-    "W4A16 instead of W4A8": (INT8, options(**BF16)),
-    "W4A8 instead of W4A16": (BF16, options(**INT8)),
-    "W4A16 instead of fp8": (FP8, options(**BF16)),
-    "W4A4 instead of fp8": (FP8, options(activation_format="nvfp4")),
-    "fp8 instead of W4A4": ({}, options(**FP8)),
-    "fp8 static scale of one expert": (
-        dict(activation_scale="static", **FP8),
-        changed(input_scale=lambda c: tuple(s * 2**10 for s in c.input_scale)),  # into the subnormal numbers
-    ),
+    "W4A16 instead of W4A4": ({}, options(activation_format="bf16")),
+    "W4A16 instead of W4A8": (dict(activation_format="int8_block"), options(activation_format="bf16")),
+    "W4A16 instead of fp8": (dict(activation_format="fp8"), options(activation_format="bf16")),
     "rows not rounded": (dict(out="float32"), options(row_format="fp32")),
-    "rows rounded": (dict(row_format="fp32"), options(row_format="bf16")),
-    "hidden rounded to bf16": (dict(dtype="float32"), changed(hidden=lambda c: c.hidden.bfloat16().float())),
     "one element of hidden": (dict(dtype="float32"), changed(hidden=lambda c: plus_four(c.hidden.clone()))),
-    "static scale of one expert": (
-        dict(activation_scale="static"),
-        changed(input_scale=lambda c: tuple(s / 16 for s in c.input_scale)),
-    ),
-    "compat instead of static": (dict(activation_scale="static"), options(activation_scale="compat")),
-    "compat instead of dynamic": (dict(intermediate_scale="compat"), options(intermediate_scale="dynamic_token")),
-    "fixed scale too small": (
-        dict(intermediate_scale="fixed", intermediate_fixed=2.0**-9),
-        options(intermediate_fixed=2.0**-14),
-    ),
+    "static scale of one expert": (STATIC, changed(input_scale=lambda c: tuple(s / 16 for s in c.input_scale))),
+    "compat instead of static": (STATIC, options(activation_scale="compat")),
+    "fixed scale too small": (FIXED_SCALE, options(intermediate_fixed=2.0**-14)),
     "masked choices sent to expert 0": (dict(ids="masked"), changed(topk_ids=lambda c: c.topk_ids.clamp(min=0))),
-    "ids taken modulo": (dict(ids="bad"), changed(topk_ids=lambda c: c.topk_ids % 4)),
     "another rank's range": (dict(local=(1, 3), ids="random"), changed(first_expert=lambda _: 0)),
     "NaN tokens computed": (dict(poison=True), changed(hidden=lambda c: c.hidden.nan_to_num(0, 0, 0))),
 }
@@ -255,7 +202,7 @@ BIT_FAULTS = {"one ulp of a tensor scale"}
 def test_a_fault_falls_outside(fault, backend):
     what, plant = FAULTS[fault]
     choices = {k: v for k, v in what.items() if k not in BUILD and k != "out"}
-    for seed in range(3):
+    for seed in range(2):
         case = layer(seed, choices, **{k: v for k, v in what.items() if k in BUILD}, out_dtype=what.get("out"))
         want = expected(case, backend)
         judge(case, backend, want)
@@ -275,17 +222,12 @@ def test_one_last_bit_falls_outside(backend):
 
 
 @pytest.mark.parametrize("backend", ACCURACY)
-def test_masked_routings_give_zeros(backend):
+def test_masked_routings_and_no_tokens(backend):
     case = layer(0, {})
     for ids in (torch.full_like(case.topk_ids, -1), torch.full_like(case.topk_ids, 4)):
         assert torch.equal(run(case.changed(topk_ids=ids), backend), torch.zeros_like(case.hidden))
-
-
-@pytest.mark.parametrize("backend", ACCURACY)
-def test_no_tokens(backend):
-    """torch's casts leave strides of 0 in a tensor without elements."""
-    case = layer(0, {}, tokens=0)
+    # torch's casts leave strides of 0 in a tensor without elements.
     hidden = torch.from_numpy(np.zeros((0, SHAPE.hidden_size))).to(torch.bfloat16)
     assert hidden.stride() == (0, 0)
-    out = run(case.changed(hidden=hidden), backend)
+    out = run(layer(0, {}, tokens=0).changed(hidden=hidden), backend)
     assert out.shape == (0, SHAPE.hidden_size) and out.dtype == torch.bfloat16

@@ -14,17 +14,10 @@ import numpy as np
 import nvfp4_moe as nv
 import pytest
 
-EXPERTS, HIDDEN, INTER = 2, 64, 64
-
 
 def layer() -> nv.MoeLayer:
-    def stack(rows: int, cols: int) -> tuple[np.ndarray, np.ndarray, float]:
-        codes = np.ones((EXPERTS, rows, cols // 2), np.uint8)
-        return codes, np.full((EXPERTS, rows, cols // 16), 0x38, np.uint8), 1.0
-
-    config = nv.MoeConfig(EXPERTS, 2, HIDDEN, INTER)
-    arrays = {"gate": stack(INTER, HIDDEN), "up": stack(INTER, HIDDEN), "down": stack(HIDDEN, INTER)}
-    return nv.MoeLayer.from_tensors(config, **arrays, max_tokens=8)
+    stack = (np.ones((2, 64, 32), np.uint8), np.full((2, 64, 4), 0x38, np.uint8), 1.0)
+    return nv.MoeLayer.from_tensors(nv.MoeConfig(2, 2, 64, 64), gate=stack, up=stack, down=stack, max_tokens=8)
 
 
 def exchange() -> nv.Exchange:

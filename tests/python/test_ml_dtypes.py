@@ -15,41 +15,25 @@ EVERY = {
 
 
 @pytest.mark.parametrize("dtype", EVERY)
-def test_e2m1_encodes_as_ml_dtypes(dtype, count):
-    x = EVERY[dtype]
-    with np.errstate(invalid="ignore"):
-        wide = x.astype(np.float32)
-        theirs = wide.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
-    ours = nv.encode_e2m1(x)
-    number = ~np.isnan(wide)
-    assert (ours[~number] == 7).all()  # ml_dtypes leaves NaN undefined
-    differs = (ours != theirs) & number
-    count(f"{dtype} to E2M1, NaN aside", differs.sum(), number.sum())
-    assert not differs.any()
-    with np.errstate(invalid="ignore"):
-        double = wide.astype(np.float64)
-    for other in (wide, double):
-        assert (nv.encode_e2m1(other) == ours).all()
-
-
-@pytest.mark.parametrize("dtype", EVERY)
-def test_e4m3_encodes_as_ml_dtypes_where_it_does_not_overflow(dtype, count):
+def test_codes_of_every_number_are_those_of_ml_dtypes(dtype, count):
+    """ml_dtypes leaves NaN of E2M1 undefined, and E4M3 overflows to NaN above 464 (464 itself ties to 448)."""
     x = EVERY[dtype]
     with np.errstate(invalid="ignore", over="ignore"):
-        wide = x.astype(np.float32)
-        theirs = wide.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-    ours = nv.encode_e4m3(x)
-    fits = np.abs(wide) <= 464  # 464 itself ties to 448
-    assert (ours[fits] == theirs[fits]).all()
-    above = ~fits & ~np.isnan(wide)
-    assert (theirs[above] & 0x7F == 0x7F).all() and (ours[above] & 0x7F == 0x7E).all()
-    assert (np.signbit(wide[above]) == (ours[above] >> 7).astype(bool)).all()
-    assert (ours[np.isnan(wide)] == 0x7F).all()
+        single, double = x.astype(np.float32), x.astype(np.float64)
+        e2m1, e4m3 = (
+            single.astype(getattr(ml_dtypes, f"float{name}")).view(np.uint8) for name in ("4_e2m1fn", "8_e4m3fn")
+        )
+    nan, fits = np.isnan(single), np.abs(single) <= 464
+    ours = nv.encode_e2m1(x)
+    assert (ours[nan] == 7).all() and (ours == e2m1 & 15)[~nan].all()
+    wide = nv.encode_e4m3(x)
+    above = ~fits & ~nan
+    assert (wide == e4m3)[fits].all() and (wide[nan] == 0x7F).all()
+    assert (e4m3[above] & 0x7F == 0x7F).all() and (wide[above] & 0x7F == 0x7E).all()
+    assert (np.signbit(single[above]) == (wide[above] >> 7).astype(bool)).all()
     count(f"{dtype} to E4M3: above 464 (ml_dtypes NaN, ours 448)", above.sum(), x.size)
-    with np.errstate(invalid="ignore"):
-        double = wide.astype(np.float64)
-    for other in (wide, double):
-        assert (nv.encode_e4m3(other) == ours).all()
+    for other in (single, double):
+        assert (nv.encode_e2m1(other) == ours).all() and (nv.encode_e4m3(other) == wide).all()
 
 
 def test_every_code_decodes_as_ml_dtypes():
@@ -71,7 +55,7 @@ def test_ml_dtypes_arrays_come_in_as_themselves():
     assert (nv.dequantize(codes, fp8, s) == nv.dequantize(codes, scales, s)).all()
 
 
-@pytest.mark.parametrize("tensor_scale", [1.0, 2.0**-7, 0.0123, 3.7e-5])
+@pytest.mark.parametrize("tensor_scale", [2.0**-7, 3.7e-5])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_dequantize_every_code_and_scale_is_the_exact_product_rounded_once(tensor_scale, dtype):
     codes = np.tile(np.arange(16, dtype=np.uint8), (127, 1))  # all 16 codes under each of the 127 valid scales

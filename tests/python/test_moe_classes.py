@@ -20,8 +20,9 @@ import own_experts as own  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RECORD = json.loads(check.RECORD.read_text())
-# One of each: names, stacks under other names, limits of single layers, a bias, a call of its own, a refusal.
-QUICK = ("granitemoeshared", "step3p7", "inkling_mm_model", "laguna", "openai_privacy_filter", "llama4_text", "doge")
+# One of each: names, stacks under other names, limits of single layers, a bias, a call of its own whose router weights
+# multiply the input, experts without a gate, a refusal.
+QUICK = ("granitemoeshared", "step3p7", "inkling_mm_model", "laguna", "gpt_oss", "llama4_text", "nemotron_h", "doge")
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +39,13 @@ def test_the_page_is_made_of_the_record():
 
 def test_the_record_has_every_class(classes):
     assert list(classes) == list(RECORD["classes"])
-    loaded = [row for row in RECORD["classes"].values() if row["loads"] == "yes"]
-    assert len(loaded) > 50 and all(row["names"] and row["activation"] and row["enable"] for row in loaded)
+    assert sum(row["loads"] == "yes" for row in RECORD["classes"].values()) > 50
 
 
-@pytest.mark.parametrize("model_type", QUICK)
+@pytest.mark.parametrize(
+    "model_type", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in RECORD["classes"]]
+)
 def test_a_verdict_is_what_it_was(classes, model_type, tmp_path):
-    assert check.judge(classes[model_type], tmp_path) == RECORD["classes"][model_type]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("model_type", sorted(set(RECORD["classes"]) - set(QUICK)))
-def test_every_verdict_is_what_it_was(classes, model_type, tmp_path):
     assert check.judge(classes[model_type], tmp_path) == RECORD["classes"][model_type]
 
 
@@ -74,26 +70,18 @@ def test_the_judge_allows_the_layer_and_little_else(judged):
     own.check_output(own.call(twin, batch), twin, batch, "float64")
     with pytest.raises(own.Judged, match="outputs are not the model's own"):
         own.check_output(out * 1.02, twin, batch, "larger")
-    allowed, want = own.bound(twin, batch), own.call(twin, batch)
-    assert float(allowed.norm() / want.norm()) < 0.1
 
 
-@pytest.mark.parametrize("fault", ["gate and up", "two experts", "transposed", "doubled"])
+FAULTS = {
+    "gate and up": lambda one, other: {**one, "gate": one["up"], "up": one["gate"]},
+    "two experts": lambda one, other: other,
+    "transposed": lambda one, other: {**one, "down": {**one["down"], "codes": one["down"]["codes"][::-1].copy()}},
+    "doubled": lambda one, other: {**one, "down": {**one["down"], "tensor_scale": 2 * one["down"]["tensor_scale"]}},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_weights_in_another_place_are_seen(judged, fault):
-    module, _, _, _, directory = judged
-    loaded = nv.Checkpoint(str(directory))
-
-    def expert(e):
-        one = dict(loaded.expert(0, e))
-        if fault == "gate and up":
-            one["gate"], one["up"] = one["up"], one["gate"]
-        elif fault == "two experts":
-            one = dict(loaded.expert(0, e ^ 1))
-        elif fault == "transposed":
-            one["down"] = {**one["down"], "codes": one["down"]["codes"][::-1].copy()}
-        else:
-            one["down"] = {**one["down"], "tensor_scale": 2 * one["down"]["tensor_scale"]}
-        return one
-
+    loaded = nv.Checkpoint(str(judged[-1]))
     with pytest.raises(own.Judged, match="not the model's own weights"):
-        own.twin_of(module, expert, "a fault")
+        own.twin_of(judged[0], lambda e: FAULTS[fault](loaded.expert(0, e), loaded.expert(0, e ^ 1)), "a fault")

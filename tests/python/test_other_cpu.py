@@ -6,52 +6,31 @@ import pytest
 import run_room
 
 RUNS = ["avx2", "portable"]
-
-
-def test_case(name, result="COMPLETED", **more):
-    return {"name": name, "result": result, **more}
-
-
-test_case.__test__ = False
-
+STEPS = {"EveryStep/cpu_amx": "SKIPPED", "EveryStep/cpu_avx2": "COMPLETED", "EveryStep/cpu_portable": "COMPLETED"}
+STEPS["EveryStep/reference"] = "COMPLETED"
 HONEST = {
     "testsuites": [
-        {
-            "name": "Backends/Steps",
-            "testsuite": [
-                test_case("EveryStep/cpu_amx", "SKIPPED"),
-                test_case("EveryStep/cpu_avx2"),
-                test_case("EveryStep/cpu_portable"),
-                test_case("EveryStep/reference"),
-            ],
-        },
-        {"name": "Registry", "testsuite": [test_case("Auto", auto="cpu:avx2")]},
+        {"name": "Backends/Steps", "testsuite": [{"name": name, "result": result} for name, result in STEPS.items()]},
+        {"name": "Registry", "testsuite": [{"name": "Auto", "result": "COMPLETED", "auto": "cpu:avx2"}]},
     ]
 }
 
 
-def planted(suite, test, **change):
-    report = copy.deepcopy(HONEST)
-    report["testsuites"][suite]["testsuite"][test].update(change)
-    return report
-
-
 def test_an_honest_report_passes():
-    wrong, ran, skipped = run_room.faults(HONEST, RUNS)
-    assert wrong == []
-    assert ran == {"avx2": 1, "portable": 1}
-    assert skipped == {"amx": 1}
+    assert run_room.faults(HONEST, RUNS) == ([], {"avx2": 1, "portable": 1}, {"amx": 1})
 
 
 @pytest.mark.parametrize(
-    ("report", "words"),
+    ("suite", "test", "change", "words"),
     [
-        (planted(0, 0, result="COMPLETED"), "Steps.EveryStep/cpu_amx: ran on a processor that runs avx2, portable"),
-        (planted(0, 1, result="SKIPPED"), "Steps.EveryStep/cpu_avx2: skipped on a processor"),
-        (planted(0, 2, name="EveryStep/other"), "cpu:portable: no test ran"),
-        (planted(0, 3, failures=[{"failure": "a difference"}]), "Steps.EveryStep/reference: failed"),
-        (planted(1, 0, auto="cpu:portable"), "expected auto to choose cpu:avx2, it chose cpu:portable"),
+        (0, 0, {"result": "COMPLETED"}, "Steps.EveryStep/cpu_amx: ran on a processor that runs avx2, portable"),
+        (0, 1, {"result": "SKIPPED"}, "Steps.EveryStep/cpu_avx2: skipped on a processor"),
+        (0, 2, {"name": "EveryStep/other"}, "cpu:portable: no test ran"),
+        (0, 3, {"failures": [{"failure": "a difference"}]}, "Steps.EveryStep/reference: failed"),
+        (1, 0, {"auto": "cpu:portable"}, "expected auto to choose cpu:avx2, it chose cpu:portable"),
     ],
 )
-def test_a_planted_fault_is_named(report, words):
+def test_a_planted_fault_is_named(suite, test, change, words):
+    report = copy.deepcopy(HONEST)
+    report["testsuites"][suite]["testsuite"][test].update(change)
     assert any(words in line for line in run_room.faults(report, RUNS)[0])

@@ -1,7 +1,6 @@
 """quantize and dequantize against the producers' own: torchao, ModelOpt, compressed-tensors.
 
-Every difference must be one that the formats allow (judge.py). The second tier goes over many seeds and odd shapes,
-about a million elements for each.
+Every difference must be one that the formats allow (judge.py). test_producers.py has dequantize of the last two.
 """
 
 from __future__ import annotations
@@ -137,26 +136,12 @@ def test_quantize(maker, name, count):
     assert (counts["scales at a guard"] > 0) == (name in oracle.guarded)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("maker", ORACLES)
-def test_quantize_over_many_seeds_and_shapes(maker, count):
-    oracle, total = ORACLES[maker](), {}
-    shapes = [(64, 512), (3, 16), (1, 7168), (257, 48)]
-    for seed in range(1, 13):
-        for _, x in judge.samples(seed, *shapes[seed % len(shapes)]):
-            if x.any():  # the smallest shape leaves room for a block of zeros only
-                counts = compare(oracle, x, oracle.tensor_scale(x))
-                total = {key: total.get(key, 0) + value for key, value in counts.items()}
-    judge.report(count, maker, total)
-
-
 @pytest.mark.parametrize("name", SAMPLES)
 def test_quantize_with_a_power_of_two_scale(name, count):
-    """Every division by s is exact: exact mode, weights mode and torchao agree; only x*(1/v) can miss a tie."""
+    """Every division by s is exact: static mode agrees with weights mode, and torchao's x*(1/v) can only miss a tie."""
     x = SAMPLES[name]
     s = float(2.0 ** np.ceil(np.log2(np.abs(x).max() / 2688)))
-    weights, static = nv.quantize(x, tensor_scale=s), nv.quantize(x, mode="static", tensor_scale=s)
-    assert static[2] == s and all((a == b).all() for a, b in zip(weights[:2], static[:2], strict=True))
+    assert np.array_equal(nv.quantize(x, tensor_scale=s)[0], nv.quantize(x, mode="static", tensor_scale=s)[0])
     judge.report(count, name, compare(torchao(), x, s, (1, 2)))
 
 
@@ -172,21 +157,6 @@ def test_compressed_tensors_block_scales_of_a_bf16_tensor(count):
     assert ((scales <= nv.encode_e4m3(exact * bound)) & (scales >= nv.encode_e4m3(exact / bound))).all()
     count("block scales where amax/6 was rounded to bf16", differs.sum(), differs.size)
     assert 0 < differs.mean() < 0.08  # numerics.md measured 3.7 %
-
-
-def test_compressed_tensors_cast_to_fp4_and_pack():
-    pytest.importorskip("compressed_tensors")
-    from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8, unpack_fp4_from_uint8
-    from compressed_tensors.quantization.utils.fp4_utils import cast_to_fp4
-
-    x = torch.cat([torch.linspace(-8, 8, 65536), torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])])
-    x = torch.cat([x, -x, torch.zeros(2)]).reshape(2, -1)
-    packed = pack_fp4_to_uint8(cast_to_fp4(x.clone()).clamp(-6, 6))
-    assert torch.equal(nv.pack_codes(nv.encode_e2m1(x)), packed)  # -0 included
-    every = torch.arange(256, dtype=torch.uint8).reshape(4, 64)
-    values = unpack_fp4_from_uint8(every, 4, 128, dtype=torch.float32)
-    assert torch.equal(nv.decode_e2m1(nv.unpack_codes(every)), values)
-    assert torch.equal(pack_fp4_to_uint8(values), every)
 
 
 # ---- dequantize
@@ -211,47 +181,62 @@ def test_dequantize_as_torchao():
     assert within(nv.dequantize(tensor.qdata, tensor.scale, float(s)), tensor.dequantize(torch.float32), 3)
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("power", [None, -12])
-def test_dequantize_as_modelopt(name, power, count):
-    """It rounds scale * s and then the product with the code. In double nothing rounds, and one rounding to float32
-    gives our bits. In float32 it gives our bits if scale * s is exact, so always for a power of two."""
-    x = SAMPLES[name]
-    s = torch.tensor(modelopt().tensor_scale(x) if power is None else 2.0**power)
-    tensor, scales = modelopt_tensor(x, s)
-    ours = nv.dequantize(tensor._quantized_data, scales, s)
-    exact = tensor.dequantize(torch.float64, scale=scales.double(), double_scale=s.double(), block_sizes={-1: 16})
-    assert torch.equal(ours, exact.float())
-    single = tensor.dequantize(torch.float32, scale=scales, double_scale=s, block_sizes={-1: 16})
-    differs = ours != single
-    what = "amax/2688" if power is None else "power of two"
-    count(f"{name}: last bits of ModelOpt's float32 product, s {what}", differs.sum(), differs.numel())
-    assert power is None or not differs.any()
-    assert within(ours, single, 3)
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_dequantize_as_compressed_tensors(name, count):
-    """decompress computes code * (v/G): two roundings in float32. Ours rounds 1/G, then the product."""
-    x = torch.from_numpy(SAMPLES[name])
-    codes, scales, g = compressed(x)
-    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
-    from compressed_tensors.quantization.lifecycle.forward import dequantize
-
-    ours = nv.dequantize(codes, scales, scale_of(g))
-    values = unpack_fp4_from_uint8(torch.from_numpy(codes), *x.shape, dtype=torch.float32)
-    v = torch.from_numpy(scales).view(torch.float8_e4m3fn).float()
-    theirs = dequantize(values, v, None, scheme(), dtype=torch.float32, global_scale=g).numpy()
-    differs = ours != theirs
-    count(f"{name}: last bits of the float32 product", differs.sum(), differs.size)
-    assert within(ours, theirs, 4)
-
-
-@pytest.mark.parametrize("rows", [1, 31, 32, 127, 128, 129, 300, 512])
-@pytest.mark.parametrize("cols", [1, 3, 4, 5, 28, 33])
+@pytest.mark.parametrize("rows", [1, 32, 127, 129, 512])
+@pytest.mark.parametrize("cols", [1, 4, 5, 33])
 def test_blocked_layout_as_torchao(rows, cols):
     utils = pytest.importorskip("torchao.prototype.mx_formats.utils")
     scales = torch.randint(0, 256, (rows, cols), dtype=torch.uint8, generator=torch.Generator().manual_seed(rows))
     blocked = utils.to_blocked(scales)
     assert torch.equal(nv.swizzle_scales(scales), blocked)
     assert torch.equal(nv.unswizzle_scales(blocked, rows, cols), utils.from_blocked(blocked, rows, cols))
+
+
+# ---- tests of the judge, which must reject each planted fault
+
+X = dict(judge.samples())["normal fp32"]
+CODES, SCALES, S = nv.quantize(X)
+LIMITS = {"scale_roundings": 3, "code_roundings": 3, "guard": lambda exact, scales: np.zeros_like(exact, bool)}
+
+
+FAULTS = {
+    "one code off by one": lambda c, s: (flip(c, 1), s),
+    "one sign": lambda c, s: (flip(c, 8), s),
+    "nibbles swapped": lambda c, s: ((c >> 4) | (c << 4), s),
+    "one scale off by one": lambda c, s: (c, plus(s, 1)),
+    "one scale times or over two": lambda c, s: (c, plus(s, 8)),
+    "codes of the next row": lambda c, s: (np.roll(c, 1, axis=0), s),
+    "all scales at a guard": lambda c, s: (c, np.full_like(s, 0x38)),
+}
+
+
+def flip(codes, bit):
+    at = np.argmax(codes & 7 > 1)  # a code that is neither zero nor its neighbour
+    codes = codes.copy()
+    codes.reshape(-1)[at] ^= bit
+    return codes
+
+
+def plus(scales, step):
+    scales, byte = scales.copy(), int(scales[3, 7])
+    scales[3, 7] = byte + step if byte + step < 0x7F else byte - step
+    return scales
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("side", ["ours", "the oracle's"])
+def test_planted_faults_are_found(fault, side):
+    good, bad = (CODES, SCALES), FAULTS[fault](CODES, SCALES)
+    assert judge.compare(X, good, good, S, **LIMITS)["codes at a tie"] == 0
+    pair = (bad, good) if side == "ours" else (good, bad)
+    with pytest.raises(AssertionError):
+        judge.compare(X, *pair, S, **LIMITS)
+
+
+def test_double_rounding_is_found():
+    """Rounding to half steps first, as the Python predecessor does, moves 9 % of the codes."""
+    quotient = X / (judge.e4m3(SCALES).repeat(16, axis=-1) * S)
+    halves = np.sign(quotient) * np.floor(np.abs(quotient) * 2 + 0.5) / 2
+    wrong = nv.pack_codes(nv.encode_e2m1(halves))
+    assert 0.01 < (nv.unpack_codes(wrong) != nv.unpack_codes(CODES)).mean() < 0.2
+    with pytest.raises(AssertionError, match="away from ties"):
+        judge.compare(X, (CODES, SCALES), (wrong, SCALES), S, **LIMITS)

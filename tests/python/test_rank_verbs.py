@@ -12,12 +12,8 @@ import pytest
 pytest.importorskip("torch.distributed")
 
 CHECKPOINT = str(Path(__file__).resolve().parents[1] / "vectors/modelopt_qwen3_moe")
-ENVIRONMENT = os.environ | {
-    "PYTHONPATH": os.pathsep.join(sys.path),
-    "NVFP4_MOE_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-}
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}
+ENVIRONMENT |= {"NVFP4_MOE_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def torchrun(module: str, *options: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
@@ -30,27 +26,23 @@ def torchrun(module: str, *options: str, ranks: int = 2) -> subprocess.Completed
 def test_layers_over_ranks_are_those_of_one(combine: str) -> None:
     done = torchrun("verify", "--combine", combine, "--tokens", "9")
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0] == f"{CHECKPOINT}: 2 ranks, {combine} over torch.distributed"
-    assert [line.split()[-1] for line in lines[2:]] == ["passed"] * 2, done.stdout
-    if combine == "all_to_all":
-        assert all(" equal " in line for line in lines[2:]), done.stdout
+    head, _, *lines = done.stdout.splitlines()
+    assert head == f"{CHECKPOINT}: 2 ranks, {combine} over torch.distributed"
+    assert [line.split()[-1] for line in lines] == ["passed"] * 2, done.stdout
+    assert combine == "all_reduce" or all(" equal " in line for line in lines), done.stdout
 
 
 def test_a_failure_is_one_line_of_each_rank_that_has_it() -> None:
     done = torchrun("verify", "--layer", "7")
     assert done.returncode != 0
     assert "rank 0: " in done.stderr and "layer" in done.stderr, done.stderr
-    assert "Error: " not in [line[:7] for line in done.stdout.splitlines()]
 
 
 def test_a_layer_is_timed() -> None:
     done = torchrun("bench", "--tokens", "1,8", "--runs", "3")
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0] == f"{CHECKPOINT}, layer 0: 2 ranks, all_to_all over torch.distributed"
-    assert [line.split()[0] for line in lines[-2:]] == ["1", "8"], done.stdout
-    assert all(float(line.split()[1]) > 0 for line in lines[-2:]), done.stdout
+    rows = [line.split() for line in done.stdout.splitlines()[-2:]]
+    assert [row[0] for row in rows] == ["1", "8"] and all(float(row[1]) > 0 for row in rows), done.stdout
 
 
 # If one of gloo's threads frees a tensor while Python ends, the process aborts: about once in a hundred ends on a busy
@@ -97,21 +89,14 @@ def all_to_all_v(send, send_bytes, recv, recv_bytes, timeout):
     recv[: len(both[0]) + len(both[1])] = both[0] + both[1]
 
 def listening():
-    mine = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
-    found = [name for name in mine if name.startswith("socket:")]
-    for table in ("tcp", "tcp6", "udp", "udp6", "unix"):
-        with open(f"/proc/self/net/{table}") as lines:
-            found += [line for line in lines if any(f"socket:[{word}]" in mine for word in line.split())]
-    return found
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return [link for link in links if os.path.exists(link) and os.readlink(link).startswith("socket:")]
 
 exchange = nvfp4_moe.callback_exchange(all_to_all_v, rank, 2)
 layer = nvfp4_moe.MoeLayer.from_checkpoint(sys.argv[4], 0, max_tokens=8, exchange=exchange)
 assert layer.describe()["expert_parallel"]["ends"] == "polled", layer.describe()
-rng = np.random.default_rng(5)
-config = layer.config
-hidden = rng.standard_normal((8, config.hidden_size), dtype=np.float32)
-ids = rng.integers(0, config.num_experts, (8, config.top_k), dtype=np.int64)
-out = layer.run(hidden, ids, rng.random((8, config.top_k), dtype=np.float32))
+ids = np.arange(8 * layer.config.top_k).reshape(8, -1) % layer.config.num_experts
+out = layer.run(np.ones((8, layer.config.hidden_size), np.float32), ids, np.ones(ids.shape, np.float32))
 assert np.isfinite(out.astype(np.float32)).all()
 assert listening() == [], listening()
 exchange.barrier()
@@ -134,22 +119,18 @@ def test_processes_over_a_callers_pipes_have_no_socket() -> None:
         assert said.strip().endswith(f"ok {rank}"), said
 
 
-@pytest.mark.parametrize("verb", ["verify", "bench"])
-def test_the_command_line_over_threads_has_no_socket(verb: str) -> None:
+def test_the_command_line_over_threads_has_no_socket() -> None:
     tool = os.environ.get("NVFP4_MOE_TOOL")
     if not tool:
         pytest.skip("NVFP4_MOE_TOOL names no command line tool")
-    options = ["--seconds", "0.2", "--tokens", "4"] if verb == "bench" else []
     quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    process = subprocess.Popen([tool, verb, CHECKPOINT, "--ep", "2", "--quiet", *options], **quiet)
+    process = subprocess.Popen([tool, "verify", CHECKPOINT, "--ep", "2", "--quiet"], **quiet)
     polls = 0
     while process.poll() is None:
         try:
-            folder = Path(f"/proc/{process.pid}/fd")
-            targets = [os.readlink(file) for file in folder.iterdir()]
+            targets = [os.readlink(file) for file in Path(f"/proc/{process.pid}/fd").iterdir()]
         except OSError:  # a file or the process is gone meanwhile
             continue
         polls += 1
         assert not [target for target in targets if target.startswith("socket:")]
-    assert process.returncode == 0
-    assert polls > 0
+    assert process.returncode == 0 and polls > 0

@@ -40,10 +40,9 @@ class Config(dict):
     """A config.json as a dict, and as an object for transformers' router classes."""
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
 
 
 def plain(model_type: str, experts: int, top_k: int, **more: Any) -> Config:
@@ -56,9 +55,13 @@ def deepseek(model_type: str, experts: int, top_k: int, groups: int, kept: int, 
     return plain(model_type, experts, top_k, n_routed_experts=experts, **more)
 
 
-def v4(experts: int, top_k: int, **more: Any) -> Config:
-    config = plain("deepseek_v4", experts, top_k, scoring_func="sqrtsoftplus", routed_scaling_factor=1.5, **more)
-    return Config(config, vocab_size=97, num_hash_layers=3)
+def v2(experts: int, top_k: int, groups: int, kept: int, factor: float, method: str) -> Config:
+    return Config(deepseek("deepseek_v2", experts, top_k, groups, kept, factor, False), topk_method=method)
+
+
+V4_CONFIG = plain(
+    "deepseek_v4", 256, 6, scoring_func="sqrtsoftplus", routed_scaling_factor=1.5, vocab_size=97, num_hash_layers=3
+)
 
 
 # (module and class in transformers, config). The sizes are those of published models.
@@ -71,16 +74,8 @@ ROUTERS = {
     "mixtral": ("mixtral", "MixtralTopKRouter", plain("mixtral", 8, 2)),
     "gpt_oss": ("gpt_oss", "GptOssTopKRouter", plain("gpt_oss", 128, 4)),
     "llama4": ("llama4", "Llama4Router", plain("llama4_text", 128, 1)),
-    "deepseek_v2": (
-        "deepseek_v2",
-        "DeepseekV2TopkRouter",
-        Config(deepseek("deepseek_v2", 160, 6, 8, 3, 16.0, False), topk_method="group_limited_greedy"),
-    ),
-    "deepseek_v2_lite": (
-        "deepseek_v2",
-        "DeepseekV2TopkRouter",
-        Config(deepseek("deepseek_v2", 64, 6, 1, 1, 1.0, False), topk_method="greedy"),
-    ),
+    "deepseek_v2": ("deepseek_v2", "DeepseekV2TopkRouter", v2(160, 6, 8, 3, 16.0, "group_limited_greedy")),
+    "deepseek_v2_lite": ("deepseek_v2", "DeepseekV2TopkRouter", v2(64, 6, 1, 1, 1.0, "greedy")),
     "deepseek_v3": ("deepseek_v3", "DeepseekV3TopkRouter", deepseek("deepseek_v3", 256, 8, 8, 4)),
     "deepseek_v32": ("deepseek_v32", "DeepseekV32TopkRouter", deepseek("deepseek_v32", 256, 8, 8, 4)),
     "kimi_k2": ("deepseek_v3", "DeepseekV3TopkRouter", deepseek("kimi_k2", 384, 8, 1, 1, 2.827)),
@@ -95,8 +90,8 @@ ROUTERS = {
     "nemotron_groups": ("nemotron_h", "NemotronHTopkRouter", deepseek("nemotron_h", 64, 6, 8, 3, 2.5)),
     "minimax_m2": ("minimax_m2", "MiniMaxM2TopKRouter", plain("minimax_m2", 256, 8)),
     "minimax_m3": ("minimax_m3_vl", "MiniMaxM3VLTopKRouter", plain("minimax_m3_vl", 128, 4, routed_scaling_factor=2.0)),
-    "deepseek_v4": ("deepseek_v4", "DeepseekV4TopKRouter", v4(256, 6)),
-    "deepseek_v4_hash": ("deepseek_v4", "DeepseekV4HashRouter", v4(256, 6)),
+    "deepseek_v4": ("deepseek_v4", "DeepseekV4TopKRouter", V4_CONFIG),
+    "deepseek_v4_hash": ("deepseek_v4", "DeepseekV4HashRouter", V4_CONFIG),
 }
 
 
@@ -169,44 +164,41 @@ def test_against_transformers(name: str, dtype) -> None:
 # ---- config.json
 
 
-def test_model_configs_that_are_declined() -> None:
-    from_config = nv.RouterConfig.from_model_config
-    good = ROUTERS["deepseek_v3"][2]
-    v2, v4_config = ROUTERS["deepseek_v2"][2], ROUTERS["deepseek_v4"][2]
-    without = {name: {key: value for key, value in good.items() if key != name} for name in good}
-    needed = ("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor")
-    wrong = (("n_group", "8"), ("n_group", True), ("norm_topk_prob", 1), ("routed_scaling_factor", "2.5"))
-    for config, error, words in (
-        *(
-            ({**good, "model_type": name}, nv.Unsupported, f"model_type {name}: its router is not known")
-            for name in ("kimi_k3", "motif", "glm5_next", "qwen3_6_moe")
-        ),
-        (
-            {**good, "model_type": "gpt2"},
-            nv.Unsupported,
-            "model_type: expected a type whose router is known .*, got 'gpt2'",
-        ),
-        *((without[n], nv.BadInput, f"{n}: missing, and the router of deepseek_v3 needs it") for n in needed),
-        *(({**good, name: value}, nv.BadInput, f"{name}: expected") for name, value in wrong),
-        ({**good, "scoring_func": "softmax"}, nv.Unsupported, "scoring_func"),
-        ({**good, "topk_method": "greedy"}, nv.Unsupported, "topk_method"),
-        ({**v2, "norm_topk_prob": True}, nv.Unsupported, "norm_topk_prob: expected False"),
-        ({**v2, "topk_method": "noaux_tc"}, nv.Unsupported, "topk_method"),
-        (v4_config, nv.InvalidArgument, "layer: expected one"),
-    ):
-        with pytest.raises(error, match=words):
-            from_config(config)
+V2, V3, V4 = (dict(ROUTERS[f"deepseek_v{version}"][2]) for version in (2, 3, 4))
+
+
+def without(config: dict, name: str) -> dict:
+    return {key: value for key, value in config.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "words"),
+    [
+        ({**V3, "model_type": "kimi_k3"}, nv.Unsupported, "model_type kimi_k3: its router is not known"),
+        ({**V3, "model_type": "gpt2"}, nv.Unsupported, "expected a type whose router is known .*, got 'gpt2'"),
+        (without(V3, "n_group"), nv.BadInput, "n_group: missing, and the router of deepseek_v3 needs it"),
+        (without(V3, "routed_scaling_factor"), nv.BadInput, "routed_scaling_factor: missing"),
+        ({**V3, "n_group": "8"}, nv.BadInput, "n_group: expected"),
+        ({**V3, "n_group": True}, nv.BadInput, "n_group: expected"),
+        ({**V3, "norm_topk_prob": 1}, nv.BadInput, "norm_topk_prob: expected"),
+        ({**V3, "scoring_func": "softmax"}, nv.Unsupported, "scoring_func"),
+        ({**V3, "topk_method": "greedy"}, nv.Unsupported, "topk_method"),
+        ({**V2, "norm_topk_prob": True}, nv.Unsupported, "norm_topk_prob: expected False"),
+        ({**V2, "topk_method": "noaux_tc"}, nv.Unsupported, "topk_method"),
+        (V4, nv.InvalidArgument, "layer: expected one"),
+    ],
+)
+def test_model_configs_that_are_declined(config, error, words) -> None:
+    with pytest.raises(error, match=words):
+        nv.RouterConfig.from_model_config(config)
 
 
 def test_model_configs_in_wrappers_and_layers() -> None:
     from_config = nv.RouterConfig.from_model_config
-    text = {**ROUTERS["deepseek_v3"][2], "model_type": "deepseek_v3"}
-    assert from_config({"model_type": "kimi_k25", "text_config": text}) == from_config(text)
-    v4_config = dict(ROUTERS["deepseek_v4"][2])
-    assert [from_config(v4_config, layer).hash_routing for layer in (0, 2, 3)] == [True, True, False]
-    assert [from_config(v4_config, layer).correction_bias for layer in (0, 3)] == [False, True]
-    del v4_config["num_hash_layers"]
-    listed = {**v4_config, "mlp_layer_types": ["moe", "hash_moe"]}
+    assert from_config({"model_type": "kimi_k25", "text_config": V3}) == from_config(V3)
+    routers = [from_config(V4, layer) for layer in (0, 2, 3)]
+    assert [(one.hash_routing, one.correction_bias) for one in routers] == [(True, False), (True, False), (False, True)]
+    listed = {**without(V4, "num_hash_layers"), "mlp_layer_types": ["moe", "hash_moe"]}
     assert [from_config(listed, layer).hash_routing for layer in (0, 1)] == [False, True]
     with pytest.raises(nv.InvalidArgument, match="layer: expected 0 to 1, got 2"):
         from_config(listed, 2)

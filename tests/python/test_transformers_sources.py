@@ -13,6 +13,7 @@ import nvfp4_moe.transformers as adapter  # noqa: E402
 import tiny_models as tiny  # noqa: E402
 from tiny_models import load, logits, packed  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -73,11 +74,8 @@ def test_what_only_hf_quant_config_declares(checkpoint):
     _, directory = checkpoint()
     want = logits(load(directory))
     tiny.change_config(directory, quantization_config=None)
-    assert (directory / "hf_quant_config.json").exists()
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.bfloat16, quantization_config=adapter.Nvfp4MoeConfig()
-    )
-    assert torch.equal(logits(model), want)
+    given = {"dtype": torch.bfloat16, "quantization_config": adapter.Nvfp4MoeConfig()}
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(directory, **given)), want)
 
 
 def test_a_float_checkpoint_is_quantized_as_it_is_read(checkpoint):
@@ -99,33 +97,23 @@ def test_a_config_comes_back_as_it_was_written():
     assert read.to_dict() == {"quant_method": "modelopt", "quant_algo": "NVFP4"} and read.quant_method == "nvfp4_moe"
 
 
+MERGE = "merge_quantization_configs"
+
+
 def test_a_second_registration_changes_nothing():
-    import importlib
-
-    from nvfp4_moe.transformers import quantizer
-    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
-
-    before = AutoHfQuantizer.__dict__["merge_quantization_configs"].__func__.nvfp4_moe_stock
+    before = AutoHfQuantizer.__dict__[MERGE].__func__.nvfp4_moe_stock
     adapter.register()
-    adapter.register()
-    after = AutoHfQuantizer.__dict__["merge_quantization_configs"].__func__.nvfp4_moe_stock
+    after = AutoHfQuantizer.__dict__[MERGE].__func__.nvfp4_moe_stock
     assert before is after and not hasattr(after, "nvfp4_moe_stock")
-    assert AUTO_QUANTIZER_MAPPING["modelopt"] is quantizer.Nvfp4MoeQuantizer
-    assert importlib.import_module("nvfp4_moe.transformers") is adapter
+    assert AUTO_QUANTIZER_MAPPING["modelopt"] is adapter.Nvfp4MoeQuantizer
 
 
-def test_a_quantizer_of_transformers_own_stays(monkeypatch, caplog):
-    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
-
+def test_a_quantizer_of_transformers_own_stays(checkpoint, monkeypatch, caplog):
+    """With a warning at registration, and another if it takes a checkpoint whose experts it would load wrongly."""
     monkeypatch.setitem(AUTO_QUANTIZER_MAPPING, "modelopt", AUTO_QUANTIZER_MAPPING["fp8"])
     adapter.register()
     assert AUTO_QUANTIZER_MAPPING["modelopt"] is AUTO_QUANTIZER_MAPPING["fp8"]
     assert "Nvfp4MoeConfig" in caplog.text
-
-
-def test_a_warning_where_transformers_own_quantizer_is_taken(checkpoint, caplog):
-    from transformers.quantizers.auto import AutoHfQuantizer
-
     _, directory = checkpoint(output_format="compressed-tensors")
     declared = transformers.AutoConfig.from_pretrained(directory).quantization_config
     AutoHfQuantizer.merge_quantization_configs(declared, None)

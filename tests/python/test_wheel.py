@@ -7,6 +7,7 @@ clone, which compiles everything. Both install from the package index.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -60,16 +61,13 @@ def sdist(work) -> Path:
 @pytest.fixture(scope="session")
 def wheel(work, sdist):
     """wheel(version) -> the file, made once."""
-    made: dict[str, Path] = {}
 
+    @functools.cache
     def make(version: str) -> Path:
-        if version not in made:
-            interpreter = interpreter_of(version)
-            ours = sys.version_info[:2] == tuple(map(int, version.split(".")))
-            prebuilt = Path(nv._core.__file__) if ours else BUILD / "libnvfp4_moe_internal.a"
-            assert prebuilt.exists(), f"{prebuilt}: build the target nvfp4_moe_internal first"
-            made[version] = build_wheels.build_wheel(sdist, work / "dist", work, interpreter, prebuilt)
-        return made[version]
+        ours = sys.version_info[:2] == tuple(map(int, version.split(".")))
+        prebuilt = Path(nv._core.__file__) if ours else BUILD / "libnvfp4_moe_internal.a"
+        assert prebuilt.exists(), f"{prebuilt}: build the target nvfp4_moe_internal first"
+        return build_wheels.build_wheel(sdist, work / "dist", work, interpreter_of(version), prebuilt)
 
     return make
 
@@ -77,14 +75,11 @@ def wheel(work, sdist):
 @pytest.fixture(scope="session")
 def installed(work, wheel):
     """installed(version) -> python of an environment with only the wheel, NumPy and pytest."""
-    made: dict[str, Path] = {}
 
+    @functools.cache
     def make(version: str) -> Path:
-        if version not in made:
-            packages = (wheel(version), "numpy", "pytest")
-            interpreter = interpreter_of(version)
-            made[version] = build_wheels.make_environment(work / f"env-{version}", *packages, interpreter=interpreter)
-        return made[version]
+        packages = (wheel(version), "numpy", "pytest")
+        return build_wheels.make_environment(work / f"env-{version}", *packages, interpreter=interpreter_of(version))
 
     return make
 
@@ -93,16 +88,12 @@ def run_numpy_only(python: Path) -> None:
     """Runs the tests of numpy_only/ with that python, which has no torch: none may fail, none may be skipped. The
     slowest ones are left out: they test the library's own memory and threads, and this build shares those with the
     build tree's."""
-    told = subprocess.run(
-        [python, "-c", "import sys, importlib.util as u, nvfp4_moe; print(nvfp4_moe.__file__, u.find_spec('torch'))"],
-        capture_output=True, text=True, check=True, cwd=python.parent, env=clean_environment(),
-    ).stdout  # fmt: skip
+    options = dict(capture_output=True, text=True, cwd=python.parent, env=clean_environment(), timeout=600)
+    where = "import sys, importlib.util as u, nvfp4_moe; print(nvfp4_moe.__file__, u.find_spec('torch'))"
+    told = subprocess.run([python, "-c", where], check=True, **options).stdout
     assert told.startswith(str(python.parents[1])) and told.endswith(" None\n")
-    ran = subprocess.run(
-        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", "-k", "not ten_thousand and not daemon",
-         HERE / "numpy_only"],
-        capture_output=True, text=True, check=False, cwd=python.parent, env=clean_environment(), timeout=600,
-    )  # fmt: skip
+    chosen = ["-m", "not long", "-k", "not ten_thousand and not daemon", HERE / "numpy_only"]
+    ran = subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen], check=False, **options)
     summary = ran.stdout.strip().splitlines()[-1]
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
     assert re.match(r"\d+ passed", summary) and "skipped" not in summary, ran.stdout[-2000:]
@@ -121,30 +112,22 @@ def test_sdist_holds_what_the_wheel_needs(sdist):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_wheel_contents(wheel, version):
+    """The package's files, the entry points, and the license of every work that is linked into the module."""
     tag = f"cp{version.replace('.', '')}"
     assert re.fullmatch(rf"nvfp4_moe-{nv.__version__}-{tag}-{tag}-linux_\w+\.whl", wheel(version).name)
     with zipfile.ZipFile(wheel(version)) as opened:
         names = {name for name in opened.namelist() if ".dist-info/" not in name}
-        (points,) = [opened.read(name).decode() for name in opened.namelist() if name.endswith("entry_points.txt")]
+        info = {name.rsplit("/", 1)[1]: opened.read(name).decode() for name in set(opened.namelist()) - names}
+    for group, adapter in (("vllm.general_plugins", "vllm"), ("sglang.srt.plugins", "sglang")):
+        assert f"[{group}]\nnvfp4_moe = nvfp4_moe.{adapter}:register" in info["entry_points.txt"]
     package = ROOT / "python"
     files = [path for path in (package / "nvfp4_moe").rglob("*") if path.is_file() and path.suffix in (".py", ".typed")]
-    sources = {str(path.relative_to(package)) for path in files}
-    for group, adapter in (("vllm.general_plugins", "vllm"), ("sglang.srt.plugins", "sglang")):
-        assert f"[{group}]\nnvfp4_moe = nvfp4_moe.{adapter}:register" in points
-    (extension,) = names - sources - {"nvfp4_moe/_core.pyi"}
-    assert re.fullmatch(rf"nvfp4_moe/_core\.cpython-{tag[2:]}-.*\.so", extension)
-    assert names == sources | {"nvfp4_moe/_core.pyi", extension}
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_wheel_has_the_notices_of_what_is_linked_in(wheel, version):
-    """The wheel has the license of every work that is linked into the module, by name."""
-    with zipfile.ZipFile(wheel(version)) as opened:
-        licenses = {
-            name.rsplit("/", 1)[1]: opened.read(name).decode() for name in opened.namelist() if "/licenses/" in name
-        }
-    assert licenses == {name: (ROOT / name).read_text() for name in ("LICENSE", "THIRD_PARTY_NOTICES.txt")}
-    entries = licenses["THIRD_PARTY_NOTICES.txt"].split("=" * 120)[1:]
+    sources = {str(path.relative_to(package)) for path in files} | {"nvfp4_moe/_core.pyi"}
+    (extension,) = names - sources
+    assert re.fullmatch(rf"nvfp4_moe/_core\.cpython-{tag[2:]}-.*\.so", extension) and names == sources | {extension}
+    for name in ("LICENSE", "THIRD_PARTY_NOTICES.txt"):
+        assert info[name] == (ROOT / name).read_text()
+    entries = info["THIRD_PARTY_NOTICES.txt"].split("=" * 120)[1:]
     in_module = {entry.split("\n")[1] for entry in entries if "Python module" in entry.split("\nLicense:")[0]}
     expected = {"nlohmann-json", "fmt", "xxHash", "nanobind", "robin-map (part of nanobind)"}
     assert in_module == expected | {"libstdc++ and libgcc (GCC)", "CUDA run time (cudart)"}
@@ -176,25 +159,24 @@ def test_installed_without_torch(installed, version):
     run_numpy_only(installed(version))
 
 
-def mypy(python: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    pytest.importorskip("mypy")
-    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "--config-file",
-               ROOT / "pyproject.toml", "--cache-dir", BUILD / "mypy_cache", *arguments]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE, env=clean_environment())
-
-
 def test_strict_types(installed):
     """Checks the installed package, a user's program, and one with mistakes: exactly its marked lines are errors."""
-    python = installed(FAST_VERSION)
-    package = mypy(python, "-p", "nvfp4_moe")
-    assert package.returncode == 0, package.stdout + package.stderr
-    program = mypy(python, "typed/user_program.py")
-    assert program.returncode == 0, program.stdout + program.stderr
-    told = mypy(python, "typed/misuse.py").stdout
-    marked = [
-        i for i, line in enumerate((HERE / "typed" / "misuse.py").read_text().splitlines(), 1) if "# error" in line
-    ]
-    assert sorted({int(line) for line in re.findall(r"misuse\.py:(\d+): error", told)}) == marked, told
+    pytest.importorskip("mypy")
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", installed(FAST_VERSION),
+               "--config-file", ROOT / "pyproject.toml", "--cache-dir", BUILD / "mypy_cache"]  # fmt: skip
+
+    def mypy(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, check=False, cwd=HERE, env=clean_environment()
+        )
+
+    for good in (("-p", "nvfp4_moe"), ("typed/user_program.py",)):
+        told = mypy(*good)
+        assert told.returncode == 0, told.stdout + told.stderr
+    said = mypy("typed/misuse.py").stdout
+    lines = (HERE / "typed/misuse.py").read_text().splitlines()
+    marked = [number for number, line in enumerate(lines, 1) if "# error" in line]
+    assert sorted({int(line) for line in re.findall(r"misuse\.py:(\d+): error", said)}) == marked, said
 
 
 def test_missing_headers_are_named(tmp_path):
@@ -203,8 +185,7 @@ def test_missing_headers_are_named(tmp_path):
                "-DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON", "-DXXHASH_INCLUDE_DIR="]  # fmt: skip
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     assert told.returncode != 0
-    for package in ("nlohmann-json3-dev", "libfmt-dev", "libxxhash-dev"):
-        assert package in told.stderr
+    assert all(package in told.stderr for package in ("nlohmann-json3-dev", "libfmt-dev", "libxxhash-dev")), told.stderr
 
 
 @pytest.mark.long

@@ -15,8 +15,7 @@ def round_trip(x: NDArray[np.float32]) -> float:
     codes, scales, tensor_scale = nv.quantize(x, mode="weights", search="mse")
     y: NDArray[np.float32] = nv.dequantize(codes, scales, tensor_scale)
     fp8, fp8_scale = nv.convert_to_fp8(codes, scales, tensor_scale, (128, 128))
-    tiles = nv.swizzle_scales(scales)
-    back = nv.unswizzle_scales(tiles, x.shape[0], x.shape[1] // 16)
+    back = nv.unswizzle_scales(nv.swizzle_scales(scales), x.shape[0], x.shape[1] // 16)
     row: int = nv.expert_scale_row(0, 1)
     print(fp8.shape, fp8_scale, back.shape, row, nv.unpack_codes(codes).shape, nv.__version__)
     return float(np.abs(y - x).max())
@@ -42,7 +41,6 @@ def convert(source: Path, out: Path) -> int:
 
 def ranks(communicator: int) -> tuple[int, int]:
     exchange: nv.Exchange = nv.torch_exchange(timeout=10.0)
-    exchange.use_nccl("cuda:0")
     exchange.use_peers("cuda:0")
     exchange.use_nccl("cuda:0", library="libnccl.so.2", communicator=communicator)
     return exchange.rank, exchange.world

@@ -63,7 +63,9 @@ class Ranks:
 
     def open(self, checkpoint: Checkpoint, layer: int, tokens: int, capacity: int = 0) -> MoeLayer:
         """Opens this rank's part of a layer. On GPUs the result has the bits of one rank only with batch_invariant."""
-        invariant = self.device != "cpu" and self.asked.combine == "all_to_all"
+        options = self.common()
+        if self.device != "cpu" and self.asked.combine == "all_to_all":
+            options["batch_invariant"] = True
         return MoeLayer.from_checkpoint(
             checkpoint,
             layer,
@@ -71,8 +73,7 @@ class Ranks:
             exchange=self.exchange,
             combine=self.asked.combine,
             capacity=capacity,
-            **self.common(),
-            **({"batch_invariant": True} if invariant else {}),
+            **options,
         )
 
     def common(self) -> dict[str, Any]:

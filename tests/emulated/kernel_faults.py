@@ -40,6 +40,7 @@ PLAIN = "8.0 test_cuda CudaLayer.RunsReplacesAndUnpacks"
 STEPS80 = "8.0 test_steps Backends/Steps.*EveryStep/cuda"
 FP8_WEIGHTS = "8.0 test_layer Backends/LinearOfBackend.EveryFp8Weight/cuda"
 SM90 = "9.0 test_cuda Sm90SmallLayer.ARunIsItsSteps"
+DECODE90 = "9.0 test_cuda Sm90SmallDecode.EveryKindOfLayer"
 SM120 = "12.0 test_cuda Backends/Fp4Layer.BothGemmsOfARunSplitTheirTiles/sm120"
 RUN120 = "12.0 test_cuda Backends/Fp4Layer.ARunIsItsSteps/sm120"
 SPLIT100 = "10.0 test_cuda Backends/Fp4Layer.BothGemmsOfARunSplitTheirTiles/sm100"
@@ -100,6 +101,8 @@ FAULTS = [
     Fault("wgmma_without_fence", "fragments are written and multiplied without wgmma.fence", GEMM90, [Edit(r"wgmma\.fence\.sync\.aligned;", "")], SM90),
     Fault("wgmma_not_awaited", "accumulators and stages are used before the products are done", GEMM90, [Edit(r"wgmma\.wait_group\.sync\.aligned 0;", "wgmma.wait_group.sync.aligned 1;")], SM90, False),
     Fault("copies_arrive_at_once", "a thread arrives for its cp.async before they are done", GEMM90, [Edit(COPIED, ARRIVES)], SM90),
+    Fault("decode_slot_overwritten", "a warp copies into a slot that other lanes still read", "sm90_decode_kernelILb1E", [Edit(r"cp\.async\.wait_group \d+;", "cp.async.wait_group 4;")], DECODE90, False),
+    Fault("decode_grid_not_awaited", "a cta reads the intermediate before all ctas have stored it", "sm90_decode_kernelILb1E", [Edit(r"ld\.acquire\.gpu\.global\.u32 (%r\d+), \[%rd\d+\];", r"xor.b32 \1, %r0, %r0; not.b32 \1, \1;")], DECODE90),
     Fault("tokens_unsynchronized", "row threads read tokens that others still write", GEMM90, [Edit(r"bar\.sync %r\d+, 96;|bar\.sync \d+, 96;", "")], SM90),
     # ---- plain GEMMs
     Fault("copies_not_awaited", "a stage of cp.async more may be under way", GEMM80, [Edit(r"cp\.async\.wait_group \d+;", "cp.async.wait_group 3;")], PLAIN),

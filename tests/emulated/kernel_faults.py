@@ -52,6 +52,7 @@ BEFORE, AFTER = r"tcgen05\.fence::before_thread_sync;", r"tcgen05\.fence::after_
 COMMIT = r"tcgen05\.commit\.cta_group::1\.mbarrier::arrive::one\.shared::cluster\.b64 (\[%r\d+\]);"
 ADDS = r"setp\.ne\.u32 p, %r\d+, 0;(?=\s*tcgen05\.mma)"
 GEMM120, GEMM90 = "sm120_gemm[12]_kernel", "sm90_gemm[12]_kernelILm0ENS1_12GatheredRows"
+DECODE = "sm90_decode_kernelILb1ELi8E"
 GEMM80 = r"plain.*gemm(1_swiglu|2)_kernel"
 RELEASE = r"bar\.warp\.sync -1;(?=\n@%p\d+ bra [^\n]*\nadd\.s32 %r\d+, %r\d+, \d+;\s*mbarrier\.arrive)"
 PHASE = r"(mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), (%r\d+);"
@@ -101,8 +102,10 @@ FAULTS = [
     Fault("wgmma_without_fence", "fragments are written and multiplied without wgmma.fence", GEMM90, [Edit(r"wgmma\.fence\.sync\.aligned;", "")], SM90),
     Fault("wgmma_not_awaited", "accumulators and stages are used before the products are done", GEMM90, [Edit(r"wgmma\.wait_group\.sync\.aligned 0;", "wgmma.wait_group.sync.aligned 1;")], SM90, False),
     Fault("copies_arrive_at_once", "a thread arrives for its cp.async before they are done", GEMM90, [Edit(COPIED, ARRIVES)], SM90),
-    Fault("decode_slot_overwritten", "a warp copies into a slot that other lanes still read", "sm90_decode_kernelILb1E", [Edit(r"cp\.async\.wait_group \d+;", "cp.async.wait_group 4;")], DECODE90, False),
-    Fault("decode_grid_not_awaited", "a cta reads the intermediate before all ctas have stored it", "sm90_decode_kernelILb1E", [Edit(r"ld\.acquire\.gpu\.global\.u32 (%r\d+), \[%rd\d+\];", r"xor.b32 \1, %r0, %r0; not.b32 \1, \1;")], DECODE90),
+    Fault("decode_copy_not_awaited", "a warp reads a subtile before its copy is done", DECODE, [Edit(r"cp\.async\.wait_group 3;", "cp.async.wait_group 4;")], DECODE90),
+    Fault("decode_scales_not_synchronized", "a lane reads scales that another lane has copied", DECODE, [Edit(r"(cp\.async\.wait_group 3;[^;]*?)bar\.warp\.sync\s+-1;", r"\1")], DECODE90),
+    Fault("decode_grid_not_awaited", "a cta reads the intermediate before all ctas have stored it", DECODE, [Edit(r"(ld\.acquire\.gpu\.global\.u32 %r\d+, \[%rd\d+\];[^@]*?)setp\.gt\.s32\s+(%p\d+), %r\d+, -1;", r"\1setp.ne.s32 \2, 0, 0;")], DECODE90),
+    Fault("decode_rows_not_awaited", "down begins before the intermediate is in shared memory", DECODE, [Edit(WAIT, PASSED)], DECODE90),
     Fault("tokens_unsynchronized", "row threads read tokens that others still write", GEMM90, [Edit(r"bar\.sync %r\d+, 96;|bar\.sync \d+, 96;", "")], SM90),
     # ---- plain GEMMs
     Fault("copies_not_awaited", "a stage of cp.async more may be under way", GEMM80, [Edit(r"cp\.async\.wait_group \d+;", "cp.async.wait_group 3;")], PLAIN),

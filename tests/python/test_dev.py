@@ -80,6 +80,19 @@ def test_demo_compiles_no_cuda_if_there_is_nvcc_but_no_gpu_and_configures_a_fold
     assert dev("wheel")[1].startswith("--preset wheel\n--build --preset wheel "), "the tests' has PTX, a demo's no CUDA"
 
 
+@pytest.mark.parametrize("stored", ["float", "modelopt"])
+def test_demo_quantizes_a_model_in_floats_and_verifies_others(dev, stored):
+    """inspect's JSON is one line, in which a later "format" is the activations'."""
+    dev("demo")
+    tool = dev.folder / "build/cpu/cli/nvfp4-moe"
+    object_ = json.dumps({"ok": True, "format": stored, "activations": {"format": "bf16"}}, separators=(",", ":"))
+    tool.write_text(f"""#!/bin/sh\necho "tool $*" >>"$DEV_LOG"\necho '{object_}'\n""")
+    code, ran, _ = dev("demo", "--model", "folder")
+    assert code == 0
+    assert ("tool quantize folder .demo/quantized\n" in ran) == (stored == "float")
+    assert ("tool verify folder\n" in ran) == (stored != "float")
+
+
 def test_demo_takes_the_gpu_that_is_listed_and_insists_on_one_if_asked(dev):
     code, ran, said = dev("demo", "--gpu")
     assert (code, ran) == (2, "") and "nvidia-smi lists none" in said

@@ -168,9 +168,9 @@ Status RanksBench::choose_copies(size_t combines) {
 
 Status RanksBench::open_all(const std::vector<CombineBy>& combines, int64_t most_tokens) {
   std::vector<std::optional<Placement>> placements = {std::nullopt};  // contiguous
-  if (slots_per_rank_ > 0) {  // a placeholder until a cell's load is known
-    const std::vector<uint64_t> alike(static_cast<size_t>(experts()), 1);
-    const auto even = propose_placement(alike, world(), slots_per_rank_);
+  if (slots_per_rank_ > 0) {  // even, until a cell's load is known
+    const std::vector<uint64_t> equal(static_cast<size_t>(experts()), 1);
+    const auto even = propose_placement(equal, world(), slots_per_rank_);
     NVFP4_MOE_TRY(even.status().in("--slots-per-rank"));
     placements.emplace_back(*even);
   }

@@ -41,8 +41,7 @@ std::vector<std::string> split(const std::string& text, const std::string& by) {
 
 Argument argument_of(const CLI::Option& option) {
   Argument argument{option.get_single_name(), option.get_description(), Takes::kText, {}};
-  if (!argument.positional() || option.nonpositional())
-    argument.name = "--" + option.get_lnames().front();
+  if (option.nonpositional()) argument.name = "--" + option.get_lnames().front();
   const std::string type = split(option.get_type_name(), ":").front();
   if (argument.name == "--backend") {
     argument.takes = Takes::kOneOf;
@@ -155,7 +154,8 @@ constexpr const char* kZsh = R"(#compdef nvfp4-moe
 # zsh completion, printed by `nvfp4-moe completion zsh`
 _nvfp4-moe() {
   local line state
-  _arguments -C '--help[Print help]' '--version[Print the version]' '1:verb:->verb' '*::argument:->argument'
+  _arguments -C '--help[Print help]' '--version[Print the version]' \
+    '1:verb:->verb' '*::argument:->argument'
   case $state in
     verb)
       local -a verbs=(

@@ -1,7 +1,7 @@
 # Debian packages by CPack (./dev package), and the licence files that every installation has.
 #
-# Three packages, split as Debian does: two releases of the library can be installed at the same time, and servers need no
-# headers. The tool has the library inside, so it needs neither of the others.
+# Three packages, split as Debian does: a library with another soname can be installed next to this one, and programs that run
+# need no headers. The tool has the library inside, so it needs neither of the others.
 option(NVFP4_MOE_DEB "Install what Debian packages need: copyright, changelog and man pages" OFF)
 
 # install_notices(COMPONENT PACKAGE)

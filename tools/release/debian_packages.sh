@@ -13,7 +13,9 @@ man_pages() {
   for verb in "" $(nvfp4-moe --help | sed -n '/^Subcommands:/,/^$/s/^  \([a-z]*\) .*/\1/p'); do
     page=nvfp4-moe${verb:+-$verb}
     help2man --no-info --version-string "$(nvfp4-moe --version)" --name "$(nvfp4-moe $verb --help | head -1)" \
-             "nvfp4-moe${verb:+ $verb}" | sed "/^\.SH NAME/,/^\.SH SYN/s/^nvfp4.moe $verb /$page /" | gzip -9n >"$2/$page.1.gz"
+             "nvfp4-moe${verb:+ $verb}" >"$2/$page.1"
+    sed -i "/^\.SH NAME/,/^\.SH SYN/s/^nvfp4.moe $verb /$page /" "$2/$page.1"
+    gzip -9n "$2/$page.1"
   done
 }
 
@@ -33,21 +35,21 @@ try_packages() {
   out=$1 model=$2 example=$3
   root=$(mktemp -d)
   trap 'rm -rf --one-file-system "$root"' EXIT
-  debootstrap --variant=minbase bookworm "$root" >"$out/debootstrap.log" 2>&1 || { tail -5 "$out/debootstrap.log"; exit 1; }
-  rm "$out/debootstrap.log"
+  log=$(debootstrap --variant=minbase bookworm "$root" 2>&1) || { echo "$log" | tail -5; exit 1; }
   mkdir "$root/try"
   cp -r "$out"/*.deb "$model" "$example" "$root/try"
   cat >"$root/try/run.sh" <<'TXT'
 set -eu
 export DEBIAN_FRONTEND=noninteractive
 cd /try
-apt-get install -y -qq --no-install-recommends ./nvfp4-moe-tools_*.deb >/dev/null 2>&1
+apt() { log=$(apt-get -y -qq --no-install-recommends "$@" 2>&1) || { echo "$log"; exit 1; }; }
+apt install ./nvfp4-moe-tools_*.deb
 nvfp4-moe doctor
 nvfp4-moe verify "$1"
-apt-get install -y -qq --no-install-recommends ./*.deb gcc libc6-dev pkgconf >/dev/null 2>&1
+apt install ./*.deb gcc libc6-dev pkgconf
 gcc "$2" -o example $(pkg-config --cflags --libs nvfp4_moe)
 ./example "$1" 1
-apt-get remove -y -qq libnvfp4-moe0 nvfp4-moe-tools >/dev/null 2>&1
+apt remove libnvfp4-moe0 nvfp4-moe-tools
 for gone in /usr/bin/nvfp4-moe /usr/lib/*/libnvfp4_moe.*; do if [ -e "$gone" ]; then echo "$gone: left"; exit 1; fi; done
 TXT
   chroot "$root" sh /try/run.sh "$(basename "$model")" "$(basename "$example")"

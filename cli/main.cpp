@@ -66,6 +66,7 @@ int run_command_line(int argc, char** argv) {
   add_doctor(app, invocation);
   add_explain(app, invocation);
   add_synthesize(app, invocation);
+  add_completion(app);
 
   const bool json = wants_json(argc, argv);
   std::string repro = "nvfp4-moe";
@@ -77,6 +78,11 @@ int run_command_line(int argc, char** argv) {
     const auto parsed = app.get_subcommands();
     const std::string verb = parsed.empty() ? "" : parsed.front()->get_name();
     return usage_error(parse_error_text(app, error, {argv + 1, argv + argc}), json, verb);
+  }
+  if (!invocation.run) {  // completion has printed
+    const std::string trouble = close_stdout();
+    if (!trouble.empty()) print_error("stdout: " + trouble);
+    return trouble.empty() ? kExitOk : kExitBadInput;
   }
   if (!invocation.common.threads) {
     const Result<Env> env = read_env();

@@ -134,23 +134,26 @@ void add_quantize(CLI::App& app, Invocation& invocation) {
         verb.add_option("OUT", options.out,
                         "Directory to write; the same command resumes an unfinished one")
             ->required();
-        verb.add_option("--format", options.format,
-                        "Format of the written checkpoint: modelopt or compressed-tensors")
+        verb.add_option("--format", options.format, "Format of the written checkpoint")
+            ->type_name(choice_of<OutputFormat>())
             ->capture_default_str();
         add_layer_list(verb, options.layers, "Layers to quantize");
         verb.add_option(
                 "--search", options.search,
                 "How block scales are chosen: max (from the block's maximum), mse (least error of "
                 "two candidates) or sweep (least error of all E4M3 values)")
+            ->type_name(choice_of<ScaleSearch>())
             ->capture_default_str();
         verb.add_option("--max-shard-size", options.max_shard_size,
                         "Size limit of a written file, for example 5GB")
             ->capture_default_str();
         verb.add_option("--input-scales", options.input_scales,
-                        "File with activation scales: the output of calibrate --json");
+                        "File with activation scales: the output of calibrate --json")
+            ->type_name(kFile);
         verb.add_option("--calibration", options.calibration,
                         "File with second moments that weigh the errors of mse and sweep: from "
-                        "calibrate --moments, or an imatrix of llama.cpp");
+                        "calibrate --moments, or an imatrix of llama.cpp")
+            ->type_name(kFile);
         verb.add_flag("--separate-gate-up", options.separate_gate_up,
                       "Give gate and up separate tensor scales (exact in this library; vLLM "
                       "applies gate's to both)");

@@ -2,6 +2,11 @@
 
 namespace nvfp4_moe::internal::cli {
 
+std::string choice_of(std::string names) {
+  for (size_t at; (at = names.find(", ")) != std::string::npos;) names.replace(at, 2, "|");
+  return names;
+}
+
 void add_checkpoint_directory(CLI::App& verb, std::string& path) {
   verb.add_option("DIR", path, "Checkpoint: a model directory, or one safetensors or GGUF file")
       ->required();
@@ -18,8 +23,8 @@ Result<CheckpointOptions> ReadingChoices::options() const {
 
 void add_reading_choices(CLI::App& verb, ReadingChoices& choices) {
   verb.add_option("--gate-up-order", choices.gate_up_order,
-                  "Order of rows in tensors that hold gate and up: gate_first, up_first or "
-                  "interleaved (default: the model family's)");
+                  "Order of rows in tensors that hold gate and up (default: the model family's)")
+      ->type_name(choice_of<GateUpOrder>());
   verb.add_option("--accept-tensor", choices.accept_tensors,
                   "Ignore experts' tensors of this name instead of failing; * matches any text; "
                   "may be repeated")
@@ -38,7 +43,8 @@ void add_states(CLI::App& verb, std::string& input, std::optional<int64_t>& toke
                 int64_t least_tokens, const std::string& seeded) {
   verb.add_option("--input", input,
                   "Safetensors file with hidden states: hidden, optionally topk_ids and "
-                  "topk_weights");
+                  "topk_weights")
+      ->type_name(kFile);
   verb.add_option("--tokens", tokens,
                   "Number of random tokens: " + seeded + ". With --input, the most to read")
       ->check(CLI::Range(least_tokens, kMostTokens));

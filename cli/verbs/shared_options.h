@@ -8,10 +8,21 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_options.h"
+#include "core/enum_names.h"
 
 namespace nvfp4_moe::internal::cli {
 
 inline constexpr int64_t kMostTokens = int64_t{1} << 24;
+
+// Types of options, for --help and for completion in shells: kFile, kDirectory, or the legal values
+// as "max|mse|sweep".
+inline constexpr const char* kFile = "FILE";
+inline constexpr const char* kDirectory = "DIR";
+std::string choice_of(std::string names);  // of "max, mse, sweep"
+template <class Enum>
+std::string choice_of() {
+  return choice_of(legal_names<Enum>());
+}
 
 void add_checkpoint_directory(CLI::App& verb, std::string& path);
 

@@ -61,9 +61,9 @@ void add_subject(CLI::App& verb, SubjectOptions& options, bool shapes_too) {
                   shapes_too ? "Number of a MoE layer of DIR (default: the first)"
                              : "Number of a MoE layer of DIR");
   if (shapes_too) {
-    verb.add_option(
-        "--shape", options.shape,
-        "Instead of DIR, random weights in the sizes of a known model: " + shape_names());
+    verb.add_option("--shape", options.shape,
+                    "Instead of DIR, random weights in the sizes of a known model")
+        ->type_name(choice_of(shape_names()));
     verb.add_option("--experts", options.experts,
                     "With --shape: number of experts, all of them local")
         ->check(CLI::Range(int64_t{1}, int64_t{65536}));

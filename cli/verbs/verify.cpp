@@ -345,7 +345,8 @@ void add_verify(CLI::App& app, Invocation& invocation) {
       UsesBackend::kYes, verify_verb, [](CLI::App& verb, VerifyVerb& options) {
         add_checkpoint_directory(verb, options.path);
         verb.add_option("--against", options.against,
-                        "The original checkpoint that DIR was quantized from");
+                        "The original checkpoint that DIR was quantized from")
+            ->type_name(kFile);
         add_layer_list(verb, options.layers, "Layers to check");
         add_states(verb, options.input, options.tokens, 0, "default 32; 0 skips the run");
         verb.add_option("--limit", options.limit_sqnr_db,
@@ -355,8 +356,8 @@ void add_verify(CLI::App& app, Invocation& invocation) {
         add_expert_range(verb, options.part);
         add_ranks(verb, options.ranks, options.over,
                   "Compare each layer over N ranks with one rank");
-        verb.add_option("--combine", options.combine,
-                        "With --ep, how ranks exchange: all_to_all or all_reduce")
+        verb.add_option("--combine", options.combine, "With --ep, how ranks exchange")
+            ->type_name(choice_of<CombineBy>())
             ->capture_default_str();
         add_reading_choices(verb, options.reading);
         add_html(verb, options.html);

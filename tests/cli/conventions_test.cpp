@@ -58,10 +58,10 @@ TEST(Conventions, UsageErrorsAreTwo) {
     Words words;
     std::string error = "";
   } commands[] = {
-      {{}, "synthesize, got none (see nvfp4-moe --help)"},
+      {{}, "completion, got none (see nvfp4-moe --help)"},
       {{"inspekt", "dir"},
        "verb: expected one of inspect, quantize, calibrate, verify, run, bench, doctor, explain, "
-       "synthesize, got \"inspekt\"; did you mean inspect? (see nvfp4-moe --help)"},
+       "synthesize, completion, got \"inspekt\"; did you mean inspect? (see nvfp4-moe --help)"},
       {{"frobnicate"}, "got \"frobnicate\" (see nvfp4-moe --help)"},
       {{"isnpect"}, "did you mean inspect? (see"},
       {{"inspect"}},
@@ -87,6 +87,7 @@ TEST(Conventions, UsageErrorsAreTwo) {
       {{"inspect", dir, "--gate-up-order", "sideways"},
        "--gate-up-order: expected one of gate_first, up_first, interleaved"},
       {{"synthesize", "/proc/no", "--dtype", "U8"}},
+      {{"completion", "tcsh"}, "SHELL: expected one of bash, zsh, fish, got \"tcsh\" (see"},
   };
   for (const auto& [words, error] : commands) {
     SCOPED_TRACE(testing::PrintToString(words));
@@ -149,9 +150,11 @@ TEST(Conventions, AReaderThatGoesAwayEndsNothingAndAFullDiskIsTold) {
   const ToolRun away = run_tool({"doctor", "--quiet"}, {}, Stdout::kClosedPipe);
   EXPECT_EQ(away.exit_code, 0) << "the verdict stands, and no signal killed the process";
   EXPECT_EQ(away.err, "");
-  const ToolRun full = run_tool({"doctor", "--json"}, {}, Stdout::kFull);
-  EXPECT_EQ(full.exit_code, 4);
-  EXPECT_THAT(full.err, HasSubstr("nvfp4-moe: error: stdout: No space left on device"));
+  for (const Words& words : {Words{"doctor", "--json"}, Words{"completion", "bash"}}) {
+    const ToolRun full = run_tool(words, {}, Stdout::kFull);
+    EXPECT_EQ(full.exit_code, 4);
+    EXPECT_THAT(full.err, HasSubstr("nvfp4-moe: error: stdout: No space left on device"));
+  }
 }
 
 TEST(Conventions, ReproIsTheCommandThatWasGiven) {

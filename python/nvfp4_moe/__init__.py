@@ -135,14 +135,16 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        value = getattr(_import_module(f"{__name__}.{_LATER[name]}"), name)
-        globals()[name] = value
-        return value
-    if name in _LATER.values():
-        return _import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+
+    def __getattr__(name: str) -> Any:
+        if name in _LATER:
+            value = getattr(_import_module(f"{__name__}.{_LATER[name]}"), name)
+            globals()[name] = value
+            return value
+        if name in _LATER.values():
+            return _import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -134,12 +134,15 @@ def summary(rows: list[Engine]) -> str:
 
 
 def missing(rows: list[Engine]) -> list[str]:
-    """Returns one sentence for each engine that the adapter does not fit."""
-    return [
+    """Returns one sentence for each engine that the adapter does not fit, and one if adapters are switched off."""
+    found = [
         f"a release of {row.name} that fits (docs/reference/engines-compatibility.md): {row.note}"
         for row in rows
         if row.fits is False
     ]
+    if os.environ.get("NVFP4_MOE_MODE") == "0":
+        found.append("the adapters of engines: NVFP4_MOE_MODE=0 switches them off")
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:

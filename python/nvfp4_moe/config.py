@@ -10,6 +10,12 @@ from typing import Any
 
 from . import _core
 
+__all__ = ["MoeConfig"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def dump_options(options: Mapping[str, Any]) -> str:
     """Serializes fields of a config as JSON. Raises InvalidArgument on NaN and infinity, which JSON does not have."""

@@ -16,6 +16,13 @@ from ._build import missing_cuda
 from .config import MoeConfig
 from .router import RouterConfig
 
+__all__ = ["MoeLayer"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 ProgressFn = Callable[[dict[str, Any]], "bool | None"]
 
 
@@ -82,7 +89,12 @@ def _bias_arrays(biases: Any) -> tuple[Any, Any, Any] | None:
 class MoeLayer(_core.Layer):
     """One MoE layer: this rank's experts, packed for a backend and ready to run.
 
-    Open one with from_tensors, from_checkpoint or from_bf16, then call run(hidden, topk_ids, topk_weights).
+    Open one with from_checkpoint, from_bf16 or from_tensors, then call run for each batch of tokens:
+
+        layer = MoeLayer.from_checkpoint("model-nvfp4", 0, device="cuda:0")
+        out = layer.run(hidden, topk_ids, topk_weights)  # out: (T, hidden_size) of hidden's dtype, on the GPU
+
+    docs/how-to/python.md has an example without a checkpoint.
 
     All layers of a process share one pool of threads (NVFP4_MOE_THREADS, else one per core) and one workspace per
     device and stream, as large as the largest run needed. release_workspaces() frees the workspaces.
@@ -188,7 +200,11 @@ class MoeLayer(_core.Layer):
     ) -> MoeLayer:
         """Opens a layer from float weights, which are quantized to NVFP4 one expert at a time.
 
+        Shapes use E_local, the experts of this layer (all num_experts unless it holds a part of them),
+        H = hidden_size and I = intermediate_size.
+
         Args:
+            config: The layer's sizes and options.
             gate, up, down: bfloat16, float16 or float32 (E_local, I, H), (E_local, I, H) and (E_local, H, I).
                 Activation "relu2" takes gate=None. All are in host memory, with any strides, or all on the layer's GPU,
                 contiguous along the last dimension. On the GPU they are quantized to the same bytes without passing

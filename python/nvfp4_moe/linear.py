@@ -7,6 +7,12 @@ from typing import Any
 
 from . import _core
 
+__all__ = ["Nvfp4Linear"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class Nvfp4Linear(_core.Linear):
     """A dense linear layer y = x W^T with NVFP4 weights, for example an attention projection.

@@ -11,6 +11,12 @@ from typing import Any
 
 from . import _core
 
+__all__ = ["RouterConfig", "router_gemm", "select_experts"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 @dataclasses.dataclass(frozen=True)
 class RouterConfig:

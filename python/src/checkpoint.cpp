@@ -1,4 +1,4 @@
-// Checkpoints from Python: inspect, and the arrays of one expert; also explain.
+// Checkpoints from Python: inspect, and the arrays of one expert; also explain and readiness.
 #include "checkpoint/checkpoint.h"
 
 #include <nanobind/stl/optional.h>
@@ -19,6 +19,8 @@
 #include "moe/activation_choice.h"
 #include "moe/config_json.h"
 #include "moe/layer.h"
+#include "moe/readiness.h"
+#include "moe/registry.h"
 
 namespace nvfp4_moe::internal::python {
 
@@ -150,10 +152,22 @@ nb::typed<nb::list, Dict> explain_json(const std::string& options_json, const st
     nb::dict d;
     d["backend"] = report.backend;
     d["chosen"] = report.chosen;
+    d["supported"] = report.supported;
     d["reason"] = report.reason;
     reports.append(d);
   }
   return reports;
+}
+
+// The part of `python -m nvfp4_moe` that does not depend on engines.
+Dict readiness_texts() {
+  const std::string forced = take(forced_backend("auto", take(read_env())));
+  const Readiness readiness = take(read_readiness(forced));
+  nb::dict d;
+  d["build"] = build_text(readiness);
+  d["backends"] = backends_text(readiness);
+  d["missing"] = nb::cast(missing_for_gpus(readiness));
+  return d;
 }
 
 std::pair<std::string, std::string> choose_activation_format(const std::string& declared,
@@ -209,6 +223,7 @@ Args:
       "default_options", [] { return every_field_json(MoeOptions{}); },
       "Returns the default options of a layer as JSON.");
   m.def("explain", &explain_json, nb::arg("options"), nb::arg("backend"), nb::arg("device"));
+  m.def("readiness", &readiness_texts);
   m.def("choose_activation_format", &choose_activation_format, nb::arg("declared"),
         nb::arg("backend"));
 }

@@ -23,9 +23,10 @@ const std::string& sound_checkpoint() {
 }
 
 TEST(Conventions, DoctorPassesHere) {
-  const ToolRun run = run_ok({"doctor"});
-  for (const char* words : {"16/16", "256/256", "scale layout 128x4", "tiny layer W4A4",
-                            "tiny layer W4A16", "tiny layer W4A8", "repro     nvfp4-moe doctor\n"})
+  const ToolRun run = run_ok({"doctor", "--verbose"});
+  for (const char* words :
+       {"16/16", "256/256", "scale layout 128x4", "tiny layer W4A4", "tiny layer W4A16",
+        "tiny layer W4A8", "repro     nvfp4-moe doctor --verbose\n"})
     EXPECT_THAT(run.out, HasSubstr(words));
 }
 

@@ -37,9 +37,9 @@ void add_numeric_choices(CLI::App& verb, NumericChoices& choices) {
       "How activations are quantized: nvfp4 (W4A4), bf16 (W4A16, not at all), int8_block or fp8 "
       "(W4A8), or auto: what DIR declares or more precise (default)");
   add("--activation-scale", choices.activation_scale,
-      "Scale of the layer's input: dynamic_token, static or compat");
+      "Scale of the layer's input: dynamic_token, static or vllm_order");
   add("--intermediate-scale", choices.intermediate_scale,
-      "Scale of the activation function's output: dynamic_token, fixed or compat");
+      "Scale of the activation function's output: dynamic_token, fixed or vllm_order");
   add("--intermediate-fixed", choices.intermediate_fixed,
       "Scale for --intermediate-scale fixed, a power of two");
   add("--static-headroom", choices.static_headroom, "Factor of the static scale, a power of two");

@@ -191,7 +191,7 @@ def next_power_of_two(x: torch.Tensor, times: float = 1.0) -> torch.Tensor:
 class LineScales(NamedTuple):
     """The quantization of a line (R, K): candidates() of its scale, then the two fp32 formulas."""
 
-    kind: str  # dynamic_token, power (of two), compat
+    kind: str  # dynamic_token, power (of two), vllm_order
     scale: float = 0.0
     holds: float = 2688.0  # the largest value under a scale of 1: 448 under fp8
 
@@ -206,7 +206,7 @@ class LineScales(NamedTuple):
         return Interval(power_of_two(low), power_of_two(high))
 
     def block_scale(self, amax: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-        if self.kind == "compat":
+        if self.kind == "vllm_order":
             g = round_to(1 / s, FP32)
             quotient = round_to(g * round_to(amax * SIXTH, FP32), FP32)
         else:
@@ -216,7 +216,7 @@ class LineScales(NamedTuple):
     def decoded(self, x: torch.Tensor, v: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         """e2m1 code * v of each element, 0 in a block whose scale v is 0."""
         safe = torch.where(v > 0, v, torch.ones_like(v))
-        if self.kind == "compat":
+        if self.kind == "vllm_order":
             inverse = round_to(1 / round_to(safe * round_to(1 / round_to(1 / s, FP32), FP32), FP32), FP32)
             quotient = round_to(x * inverse, FP32)
         else:
@@ -393,8 +393,8 @@ def hidden_scales(options: Options, input_scale) -> LineScales:
     if options.activation_scale == "dynamic_token":
         return LineScales("dynamic_token", holds=holds)
     scale = _largest(input_scale[0])
-    if options.activation_scale == "compat":
-        return LineScales("compat", scale)
+    if options.activation_scale == "vllm_order":
+        return LineScales("vllm_order", scale)
     return _power(2688 * scale, holds, options.static_headroom)
 
 
@@ -402,8 +402,8 @@ def intermediate_scales(options: Options, input_scale) -> LineScales:
     holds = line_range(options.activation_format)
     if options.intermediate_scale == "dynamic_token":
         return LineScales("dynamic_token", holds=holds)
-    if options.intermediate_scale == "compat":
-        return LineScales("compat", _largest(input_scale[1]))
+    if options.intermediate_scale == "vllm_order":
+        return LineScales("vllm_order", _largest(input_scale[1]))
     if options.intermediate_fixed is not None:
         return LineScales("power", options.intermediate_fixed, holds)
     if options.swiglu_limit is None:

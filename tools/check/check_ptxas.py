@@ -27,7 +27,7 @@ LISTED += [
     "router_gemm_kernel",
     "select_experts_kernel",
     "pack_packets",
-    "take_packets_kernel",
+    "unpack_packets_kernel",
     "pack_rows_kernel",
     "push_tokens_kernel",
     "push_packets_kernel",

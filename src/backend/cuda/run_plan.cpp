@@ -279,10 +279,10 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   run.routed.gemm1 = plan_routed_gemm1(q, index, run);
   run.selects = facts.selects;
   run.routed.gemm1.wide = wide;
-  const double rows_beside =
+  const double rows_per_expert =
       static_cast<double>(q.assignments()) / static_cast<double>(config->num_experts);
   plan_second_half(q, run.routed, index, wide, config->intermediate_size, q.assignments(),
-                   q.assignments() * range.count / config->num_experts, 1 + rows_beside);
+                   q.assignments() * range.count / config->num_experts, 1 + rows_per_expert);
   int last = std::max(index, wide);
   if (q.has_shared()) {
     run.shared = plan_shared(q);

@@ -51,7 +51,8 @@ Result<std::string> checked_output(const std::string& option, const std::string&
 }
 
 void add_html(CLI::App& verb, std::string& path) {
-  verb.add_option("--html", path, "Write the report to FILE too, as one HTML page with pictures");
+  verb.add_option("--html", path, "Write the report to FILE too, as one HTML page with pictures")
+      ->type_name("FILE");
 }
 
 Result<std::string> checked_page(const std::string& path, const std::string& input,

@@ -254,7 +254,8 @@ void add_run(CLI::App& app, Invocation& invocation) {
       UsesBackend::kYes, run_verb, [](CLI::App& verb, RunVerb& options) {
         add_subject(verb, options.subject, false);
         verb.add_option("--input", options.input,
-                        "Safetensors file with hidden, optionally topk_ids and topk_weights")
+                        "Safetensors file with hidden states: hidden, optionally topk_ids and "
+                        "topk_weights; what is missing is drawn from the seed")
             ->type_name(kFile);
         verb.add_option("--output", options.output,
                         "Safetensors file to write the result to, as out")

@@ -9,7 +9,8 @@ std::string choice_of(std::string names) {
 
 void add_checkpoint_directory(CLI::App& verb, std::string& path) {
   verb.add_option("DIR", path, "Checkpoint: a model directory, or one safetensors or GGUF file")
-      ->required();
+      ->required()
+      ->type_name("");
 }
 
 Result<CheckpointOptions> ReadingChoices::options() const {
@@ -32,7 +33,8 @@ void add_reading_choices(CLI::App& verb, ReadingChoices& choices) {
 }
 
 void add_layer_list(CLI::App& verb, std::string& layers, const std::string& what) {
-  verb.add_option("--layers", layers, what + ", for example 0,3,5-9 (default: all)");
+  verb.add_option("--layers", layers, what + ", for example 0,3,5-9 (default: all)")
+      ->type_name("LIST");
 }
 
 void add_seed(CLI::App& verb, uint64_t& seed) {
@@ -43,7 +45,7 @@ void add_states(CLI::App& verb, std::string& input, std::optional<int64_t>& toke
                 int64_t least_tokens, const std::string& seeded) {
   verb.add_option("--input", input,
                   "Safetensors file with hidden states: hidden, optionally topk_ids and "
-                  "topk_weights")
+                  "topk_weights; what is missing is drawn from the seed")
       ->type_name(kFile);
   verb.add_option("--tokens", tokens,
                   "Number of random tokens: " + seeded + ". With --input, the most to read")

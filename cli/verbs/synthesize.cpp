@@ -70,7 +70,7 @@ void add_synthesize(CLI::App& app, Invocation& invocation) {
       UsesBackend::kNo, synthesize, [](CLI::App& verb, SynthesizeVerb& options) {
         SynthesizeOptions& sizes = options.sizes;
         const CLI::Range positive(int64_t{1}, int64_t{1} << 24);
-        verb.add_option("OUT", options.out, "Directory to write")->required();
+        verb.add_option("OUT", options.out, "Directory to write")->required()->type_name("");
         verb.add_option("--family", sizes.family, "Model family")
             ->type_name("deepseek_v4|qwen3_moe|nemotron_h")
             ->capture_default_str();

@@ -168,7 +168,7 @@ def quantize(
             tensor_scale, or float32(amax/2688) of the whole array.
             "dynamic_token": each row has its own s, the smallest power of two >= amax/2688 (1 for a row of zeros).
             "static": s is tensor_scale rounded up to a power of two.
-            "compat": s is tensor_scale as given, with vLLM's order of operations, for byte comparison.
+            "vllm_order": s is tensor_scale as given, with vLLM's order of operations, for byte comparison.
         tensor_scale: s, see mode.
         search: How block scales of mode "weights" are searched. "max" uses amax/6. "mse" chooses among the E4M3
             neighbours of amax/6 and of amax/4 by squared error. "sweep" (host only) chooses among all E4M3 values.

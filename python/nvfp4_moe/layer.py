@@ -136,7 +136,7 @@ class MoeLayer(_core.Layer):
                 them if config.expert_biases is set, else None. Slices of one (E, 2I) array are fine.
             input_scale: The checkpoint's activation scales (hidden, intermediate). Each is a number, None, or an array
                 over ALL experts of the layer, whose maximum is used. Required by activation_scale "static" and
-                "compat".
+                "vllm_order".
             first_expert: Global id of the first local expert.
             max_tokens: The most tokens a run may have.
             device: "cpu" or "cuda:N".

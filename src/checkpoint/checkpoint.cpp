@@ -369,7 +369,7 @@ void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer,
     found.add({Severity::kWarning, "input_scale_unusable", layer, -1,
                entry.routed.name(0, down ? Projection::kDown : entry.routed.projections().front(),
                                  entry.routed.parts.input_scale),
-               "one usable input scale in the layer, for activation_scale static or compat",
+               "one usable input scale in the layer, for activation_scale static or vllm_order",
                "none"});
   }
 }

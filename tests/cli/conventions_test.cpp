@@ -70,6 +70,11 @@ TEST(Conventions, UsageErrorsAreTwo) {
       {{"inspect", dir, "--layers", "999"}},
       {{"inspect", dir, "--backend", "no-such-backend"}},
       {{"doctor", "--threads", "-1"}},
+      {{"inspect", dir, "--gpu-memory", "80,"}, "--gpu-memory: "},
+      {{"inspect", dir, "--layers", "0-"}, "--layers: "},
+      {{"explain", dir, "--layer", "999"}, "--layer: expected layers with experts"},
+      {{"bench", "--shape", "A", "--tokens", "0..5"},
+       "--tokens: \"0..5\": expected a first number above 0"},
       {{"explain"}},
       {{"explain", dir, "--shape", "A"}},
       {{"bench", "--shape", "A", "--rounds", "0"}},
@@ -139,6 +144,9 @@ TEST(Conventions, WhatCannotBeReadIsFourAndWhatNoBackendTakesIsThree) {
     EXPECT_EQ(run.out, "");
   }
   EXPECT_FALSE(std::filesystem::exists(dir.file("out")));
+  EXPECT_THAT(run_tool({"inspect", "an-organization/a-model"}).err, HasSubstr("downloaded first"));
+  EXPECT_THAT(run_tool({"inspect", sound_checkpoint() + "/config.json"}).err,
+              HasSubstr("not a safetensors file"));
 }
 
 TEST(Conventions, ATerminalGetsColourUnlessToldNot) {

@@ -59,6 +59,25 @@ const char* const kTypes = R"([
 ["solar_open", {"n_shared_experts": 1}, [0, 1, 2, 3, 4, 5], 32, "n_shared_experts"],
 ["step3p5", {"moe_layers_enum": "3,4,5"}, [3, 4, 5], 0, "moe_layers_enum"],
 ["step3p5", {"moe_layers_enum": [3, 5]}, [3, 5], 0, "moe_layers_enum"],
+["step5", {"moe_layer_list": [3, 4]}, [3, 4], 0, "moe_layer_list"],
+["deepseek_v41_text", {"n_shared_experts": 1, "swiglu_limit": 10.0, "routed_scaling_factor": 1.5},
+  [0, 1, 2, 3, 4, 5], 32, "routed_scaling_factor"],
+["bailing_hybrid", {"mlp_layer_types": "LISTED", "num_shared_experts": 1}, [1, 3], 32,
+  "mlp_layer_types"],
+["beam", {"mlp_layer_types": "LISTED"}, [1, 3], 0, "mlp_layer_types"],
+["dots3_note", {"first_k_dense_replace": 1, "n_shared_experts": 1,
+  "moe_shared_expert_intermediate_size": 48}, [1, 2, 3, 4, 5], 48, "n_shared_experts"],
+["flint", {"mlp_only_layers": [0, 1], "shared_expert_intermediate_size": 80}, [2, 3, 4, 5], 80,
+  "shared_expert_intermediate_size"],
+["hy_v4_vl_text", {"mlp_layer_types": "LISTED", "swiglu_limit": 10.0}, [1, 3], 0, "swiglu_limit"],
+["kolibri1", {"shared_expert_intermediate_size": 80}, [0, 1, 2, 3, 4, 5], 80, "hidden_act"],
+["lara_mini", {"shared_expert_intermediate_size": 80}, [0, 1, 2, 3, 4, 5], 80, "hidden_act"],
+["mistral_large4_text", {"first_k_dense_replace": 1, "n_shared_experts": 1}, [1, 2, 3, 4, 5], 32,
+  "first_k_dense_replace"],
+["sarvam_moe", {"first_k_dense_replace": 1, "num_shared_experts": 1}, [1, 2, 3, 4, 5], 32,
+  "num_shared_experts"],
+["unlimited_ocr_text", {"first_k_dense_replace": 1, "n_shared_experts": 2}, [1, 2, 3, 4, 5], 64,
+  "n_shared_experts"],
 ["zaya", {"num_experts_per_tok": 1}, [0, 1, 2, 3, 4, 5], 0, "num_experts_per_tok"]
 ])";
 
@@ -132,6 +151,8 @@ TEST(Families, ADeclinedTypeSaysWhy) {
       {"nllb-moe", "relu and no gate"},
       {"switch_transformers", "no gate"},
       {"diffusion_gemma", "GELU"},
+      {"inkling2", "soft-capped SwiGLU"},
+      {"muse_spark_text", "normalized before its router weight"},
   };
   for (const auto& [type, words] : declined) {
     const auto model = parsed(family_config(type, {{"intermediate_size", 32}}));

@@ -319,7 +319,7 @@ std::string_view ignored_reason(std::string_view name) {
       contains(name, ".gate.") || contains(name, "router") || contains(name, "tid2eid")) {
     return "router: its result is given with each batch";
   }
-  if (contains(name, "_latent_proj."))
+  if (contains(name, "_latent_proj.") || contains(name, ".routed_expert_"))
     return "projection between the model's width and the experts': the host's";
   if (contains(name, "norm")) return "normalisation";
   if (contains(name, "embed") || contains(name, "head")) return "embedding or output head";

@@ -1,5 +1,6 @@
 // Model types with configs that differ from the first families'.
 #include "checkpoint/configs.h"
+#include "checkpoint/names.h"
 #include "support/attack.h"
 
 namespace nvfp4_moe::internal::test::families_test {
@@ -139,6 +140,48 @@ ATTACK_TEST(kHostileFiles, Families, HostileListsOfLayersAndLimits) {
       {"intermediate_size", 32}, {"expert_layer_period", 2}, {"expert_layer_offset", 2}};
   EXPECT_THAT(parsed(family_config("jamba", beyond)).status().message(),
               HasSubstr("expert_layer_offset: expected an integer in [0, 1], got 2"));
+}
+
+TEST(Families, ExpertsMayComeAfterAProjection) {
+  const json config = family_config(
+      "kimi_linear",
+      {{"first_k_dense_replace", 1}, {"num_shared_experts", 2}, {"routed_expert_hidden_size", 48}});
+  const auto model = must(parsed(config));
+  EXPECT_EQ(model->options.hidden_size, 48);
+  EXPECT_EQ(model->model_hidden_size, 64);
+  EXPECT_THAT(parsed(family_config("mellum", {{"routed_expert_hidden_size", 48}})),
+              Refused(Code::kUnsupported, "experts after a projection"));
+}
+
+TEST(Families, ABetaOtherThanOneIsNotTheActivation) {
+  json config = family_config("minimax_m3", {{"intermediate_size", 32},
+                                             {"hidden_act", "swigluoai"},
+                                             {"swiglu_limit", 7.0},
+                                             {"swiglu_alpha", 1.702},
+                                             {"swiglu_beta", 1.0}});
+  ASSERT_OK(parsed(config));
+  config["swiglu_beta"] = 0.5;
+  EXPECT_THAT(parsed(config), Refused(Code::kUnsupported, "swiglu_beta: expected 1"));
+}
+
+// Mistral Large 4 has its experts in the layer, without a module around them.
+TEST(Families, ExpertsMayBeInTheLayerItself) {
+  const FamilyNames& family = *family_names("mistral_large");
+  const auto expert = parse_moe_tensor_name(family, "layers.3.experts.7.w3.weight");
+  ASSERT_TRUE(expert);
+  EXPECT_EQ(expert->stem, "layers.3.experts");
+  EXPECT_EQ(expert->expert, 7);
+  EXPECT_EQ(expert->projection, Projection::kUp);
+  const auto shared = parse_moe_tensor_name(family, "layers.3.shared_experts.w2.weight");
+  ASSERT_TRUE(shared);
+  EXPECT_EQ(shared->role, TensorRole::kShared);
+  EXPECT_TRUE(parse_moe_tensor_name(family, "model.layers.3.mlp.experts.7.up_proj.weight"));
+  EXPECT_TRUE(experts_module(family, "layers.3.experts.7.w3.lora_A"));
+  for (const char* name : {"layers.3.attention.wq.weight", "layers.3.gate.weight",
+                           "layers.3.feed_forward.w1.weight"}) {
+    EXPECT_FALSE(parse_moe_tensor_name(family, name)) << name;
+    EXPECT_FALSE(experts_module(family, name)) << name;
+  }
 }
 
 TEST(Families, ADeclinedTypeSaysWhy) {

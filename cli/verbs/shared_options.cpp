@@ -18,11 +18,15 @@ Result<CheckpointOptions> ReadingChoices::options() const {
   if (!gate_up_order.empty()) {
     NVFP4_MOE_ASSIGN(options.gate_up_order, parse<GateUpOrder>(gate_up_order, "--gate-up-order"));
   }
+  options.family = family;
   options.accept_tensors = accept_tensors;
   return options;
 }
 
 void add_reading_choices(CLI::App& verb, ReadingChoices& choices) {
+  verb.add_option("--family", choices.family,
+                  "Known model type whose rules read a checkpoint of an unknown model_type "
+                  "(inspect says which fit)");
   verb.add_option("--gate-up-order", choices.gate_up_order,
                   "Order of rows in tensors that hold gate and up (default: the model family's)")
       ->type_name(choice_of<GateUpOrder>());

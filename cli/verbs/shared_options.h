@@ -28,6 +28,7 @@ void add_checkpoint_directory(CLI::App& verb, std::string& path);
 
 // How to read a checkpoint whose files are ambiguous.
 struct ReadingChoices {
+  std::string family;         // empty: from model_type
   std::string gate_up_order;  // empty: from the family and the names
   std::vector<std::string> accept_tensors;
   Result<CheckpointOptions> options() const;

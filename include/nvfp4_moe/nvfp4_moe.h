@@ -345,6 +345,9 @@ typedef struct nvfp4_moe_checkpoint_options {
    * are errors otherwise. */
   const char* const* accept_tensors;
   size_t accept_count;
+  /* Model type, or family, whose rules read a config.json with an unknown model_type. NULL: such a
+   * checkpoint is an error, which names what fits. */
+  const char* family;
 } nvfp4_moe_checkpoint_options;
 /* Opens a checkpoint with options, which may be NULL. Otherwise as nvfp4_moe_checkpoint_open. Any
  * thread. */

@@ -414,13 +414,14 @@ def inspect(
     *,
     gate_up_order: str | None = None,
     accept_tensors: Sequence[str] = (),
+    family: str = "",
 ) -> dict[str, Any]:
     """Describes a checkpoint: its model, statistics of its scales, and everything found wrong with it.
 
     Args:
         path: A checkpoint directory, or one safetensors or GGUF file.
         layers: The MoE layers whose block scales are read. None reads all, [] reads headers and config only.
-        gate_up_order, accept_tensors: As in Checkpoint.
+        gate_up_order, accept_tensors, family: As in Checkpoint.
 
     Returns:
         A dict with the model's family, format, options and layers; "statistics" by layer (sizes in bytes, scale
@@ -433,7 +434,7 @@ def inspect(
         Unsupported: The library does not know the model.
         IoError: A file cannot be read.
     """
-    checkpoint = Checkpoint(os.fspath(path), gate_up_order, list(accept_tensors))
+    checkpoint = Checkpoint(os.fspath(path), gate_up_order, list(accept_tensors), family)
     return checkpoint.inspect(None if layers is None else list(layers))
 
 
@@ -446,6 +447,7 @@ def load_expert(
     count: int = 0,
     gate_up_order: str | None = None,
     accept_tensors: Sequence[str] = (),
+    family: str = "",
 ) -> dict[str, Any]:
     """Reads one expert's weights, as a layer would load them.
 
@@ -454,7 +456,7 @@ def load_expert(
         layer: The MoE layer.
         expert: The expert's global id.
         first, count: A slice of the intermediate dimension, multiples of 16. count 0 reads all of it.
-        gate_up_order, accept_tensors: As in Checkpoint.
+        gate_up_order, accept_tensors, family: As in Checkpoint.
 
     Returns:
         A dict of copies. "gate" and "up" (intermediate, hidden) and "down" (hidden, intermediate) are
@@ -463,7 +465,7 @@ def load_expert(
         "input_scale" is {"hidden", "intermediate"}: the layer's activation scales (amax/2688, the maximum over all
         experts), each None if the files have none. "names" maps each projection to the name of its tensor.
     """
-    checkpoint = Checkpoint(os.fspath(path), gate_up_order, list(accept_tensors))
+    checkpoint = Checkpoint(os.fspath(path), gate_up_order, list(accept_tensors), family)
     return checkpoint.expert(layer, expert, first, count)
 
 
@@ -482,6 +484,7 @@ def quantize_checkpoint(
     progress: Callable[[dict[str, Any]], bool | None] | None = None,
     gate_up_order: str | None = None,
     accept_tensors: Sequence[str] = (),
+    family: str = "",
 ) -> dict[str, Any]:
     """Quantizes the routed experts of a bf16, fp16 or fp32 checkpoint to NVFP4 and copies everything else.
 
@@ -499,7 +502,7 @@ def quantize_checkpoint(
         threads: 0 for one per core.
         progress: Called with a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s). Return False to
             cancel.
-        gate_up_order, accept_tensors: As in Checkpoint.
+        gate_up_order, accept_tensors, family: As in Checkpoint.
 
     Returns:
         A dict of what was done: layers with their signal to quantization noise ratio (SQNR), counts, notes.
@@ -522,6 +525,7 @@ def quantize_checkpoint(
         progress,
         gate_up_order,
         list(accept_tensors),
+        family,
     )
 
 

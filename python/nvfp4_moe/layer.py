@@ -258,6 +258,7 @@ class MoeLayer(_core.Layer):
         progress: ProgressFn | None = None,
         gate_up_order: str | None = None,
         accept_tensors: Sequence[str] = (),
+        family: str = "",
         **options: Any,
     ) -> MoeLayer:
         """Opens one MoE layer of a checkpoint. Only the weights of the local experts are read.
@@ -275,8 +276,8 @@ class MoeLayer(_core.Layer):
             cache_checksum: Identifies the checkpoint by all its bytes, instead of its files' paths, times and samples.
             cache_trusted: Reads packed bytes without comparing their hash.
             exchange, combine, capacity, placement: As in from_tensors. An exchange excludes a slice and a cache.
-            gate_up_order, accept_tensors: As in nvfp4_moe.Checkpoint. Give them there if the checkpoint is already
-                open.
+            gate_up_order, accept_tensors, family: As in nvfp4_moe.Checkpoint. Give them there if the checkpoint is
+                already open.
             options: Other fields of MoeConfig that replace the checkpoint's, for example batch_invariant=True. Not the
                 sizes, except shared_intermediate_size=0, which leaves the shared expert out.
 
@@ -288,10 +289,11 @@ class MoeLayer(_core.Layer):
         """
         with _sent_to_ranks(exchange):
             if not isinstance(checkpoint, _core.Checkpoint):
-                checkpoint = _core.Checkpoint(os.fspath(checkpoint), gate_up_order, list(accept_tensors))
-            elif gate_up_order is not None or accept_tensors:
+                checkpoint = _core.Checkpoint(os.fspath(checkpoint), gate_up_order, list(accept_tensors), family)
+            elif gate_up_order is not None or accept_tensors or family:
                 raise _core.InvalidArgument(
-                    "gate_up_order, accept_tensors: expected neither with an open Checkpoint, which takes them itself"
+                    "gate_up_order, accept_tensors, family: expected none with an open Checkpoint, "
+                    "which takes them itself"
                 )
             config = MoeConfig.from_json(_core.checkpoint_options(checkpoint, layer, intermediate_slice))
             known = [field.name for field in dataclasses.fields(MoeConfig)]

@@ -124,7 +124,7 @@ std::string place_of(int64_t layer, int64_t expert) {
 // ---- opening
 
 Result<Checkpoint> Checkpoint::open(const std::string& path, const CheckpointOptions& options) {
-  NVFP4_MOE_ASSIGN(OpenedModel opened, open_model(path));
+  NVFP4_MOE_ASSIGN(OpenedModel opened, open_model(path, options.family));
   auto impl = std::make_unique<Impl>();
   impl->index = std::move(opened.index);
   impl->model = std::move(opened.model);

@@ -141,8 +141,8 @@ void add_quantize(CLI::App& app, Invocation& invocation) {
                         "Format of the written checkpoint: modelopt or compressed-tensors")
             ->capture_default_str();
         verb.add_option("--scale-coding", options.scale_coding,
-                        "How block scales are stored: plain, or csf (lossless, in about half the "
-                        "bytes, modelopt only; takes twice the time)")
+                        "How block scales are stored: plain, or csf (a lossless coding, modelopt "
+                        "only; quantizes each expert twice)")
             ->capture_default_str();
         add_layer_list(verb, options.layers, "Layers to quantize");
         verb.add_option(

@@ -399,8 +399,8 @@ def quantize_checkpoint(
         progress: Called with a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s). Return False to
             cancel.
         gate_up_order, accept_tensors: As in Checkpoint.
-        scale_coding: "plain", or "csf": block scales in a lossless coding of about half the bytes, for "modelopt".
-            Takes twice the time.
+        scale_coding: "plain", or "csf": block scales in a lossless coding that takes fewer bytes, for "modelopt".
+            Each expert is quantized twice.
 
     Returns:
         A dict of what was done: layers with their signal to quantization noise ratio (SQNR), counts, notes.

@@ -207,6 +207,15 @@ TEST(Flow, CodedBlockScalesAreShownAndVerified) {
   EXPECT_LT(files, decoded);
   EXPECT_THAT(run_ok({"inspect", out}).out, HasSubstr("coded as CSF: "));
   run_ok({"verify", out, "--against", made().floats, "--tokens", "4"});
+  const std::string states = made().dir.file("coded_states.safetensors");
+  write_states(states);
+  std::vector<std::vector<float>> outputs;
+  for (const std::string& model : {out, made().packed}) {
+    const std::string output = model + "_out.safetensors";
+    run_ok({"run", model, "--layer", "1", "--input", states, "--output", output});
+    outputs.push_back(read_out(output));
+  }
+  EXPECT_EQ(outputs[0], outputs[1]) << "a layer has the same bits";
   EXPECT_EQ(run_tool({"quantize", made().floats, made().dir.file("other"), "--format",
                       "compressed-tensors", "--scale-coding", "csf"})
                 .exit_code,

@@ -72,8 +72,7 @@ Status MatrixSource::read_csf(Storage& storage) {
   uint8_t* const to =
       storage.emplace_back(memory != nullptr ? memory->take(size) : std::vector<uint8_t>(size))
           .data();
-  NVFP4_MOE_TRY(
-      decode_csf(csf->codec, fixed, words, csf->rows, csf->cols, first, count, to).in(scales_name));
+  NVFP4_MOE_TRY(decode_csf(csf->codec, fixed, words, csf->rows, csf->cols, first, count, to));
   scales = {to + (first_elem - first * kTileRows * csf->cols), scales_place.rows, scales_place.cols,
             scales_place.row_stride, 1};
   return {};

@@ -104,8 +104,8 @@ struct MatrixSource {
   // Rows and columns are swapped if the tensor is stored that way.
   ByteMatrix scales_as_stored() const;
   // Copies this slice from the file to `storage`, so that codes or scales point there. Does nothing
-  // if that was done. `storage` must outlive the matrix and its copies. kBadInput, naming the
-  // tensor, if the scales are coded and the streams are not sound.
+  // if that was done. `storage` must outlive the matrix and its copies. kBadInput if the
+  // scales are coded and the streams are not sound.
   Status read_codes(Storage& storage);
   Status read_scales(Storage& storage);
   // The bias (rows) in fp32, finite; empty if the matrix has no bias. kBadInput, naming the tensor,

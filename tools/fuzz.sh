@@ -8,7 +8,7 @@ cd "$(dirname "$(readlink -f "$0")")/.."
 
 seconds=${1:?usage: tools/fuzz.sh SECONDS [SEED]}
 seed=${2:-0} # 0: libFuzzer chooses a seed
-targets=(safetensors gguf config plan c_api index cache repro exchange)
+targets=(safetensors gguf config plan c_api index cache repro exchange csf)
 each=$((seconds / ${#targets[@]}))
 [ "$each" -ge 1 ] || { echo "fuzz.sh: expected at least ${#targets[@]} seconds, got $seconds" >&2; exit 2; }
 

@@ -36,9 +36,10 @@ void report_model(const Checkpoint& checkpoint, Report& report) {
   const MoeOptions& sizes = model.options;
   const TensorIndex& index = checkpoint.index();
   report.fact("format",
-              fmt::format("{} in {} file{}, {}, {} tensors{}", to_string(model.format),
-                          index.files().size(), index.files().size() == 1 ? "" : "s",
-                          bytes_text(index.size_bytes()), index.tensors().size(),
+              fmt::format("{}{} in {} file{}, {}, {} tensors{}", to_string(model.format),
+                          model.csf ? " with block scales coded as CSF" : "", index.files().size(),
+                          index.files().size() == 1 ? "" : "s", bytes_text(index.size_bytes()),
+                          index.tensors().size(),
                           model.producer.empty() ? "" : ", written by " + model.producer));
   std::string activation = to_string(sizes.activation);
   if (sizes.swiglu_limit) activation += fmt::format(" L={:g}", *sizes.swiglu_limit);
@@ -57,6 +58,7 @@ void report_model(const Checkpoint& checkpoint, Report& report) {
   Json& json = report.json();
   json["path"] = index.directory();
   json["format"] = to_string(model.format);
+  json["scale_coding"] = model.csf ? "csf" : "plain";
   json["quant_method"] = model.quant_method;
   json["quant_algo"] = model.quant_algo;
   json["producer"] = model.producer;
@@ -100,6 +102,16 @@ Cell range_cell(const std::optional<float>& low, const std::optional<float>& hig
   return {text, Json::array({*low, *high})};
 }
 
+// The coding of the block scales of the layers that were read.
+void report_csf(const LayerStatistics& sum, Report& report) {
+  report.fact("scales", fmt::format("coded as CSF: {} instead of {}, {} exceptions",
+                                    bytes_text(sum.scales_bytes),
+                                    bytes_text(sum.decoded_scales_bytes), sum.csf_exceptions));
+  report.json()["csf"] = {{"scales_bytes", sum.scales_bytes},
+                          {"decoded_scales_bytes", sum.decoded_scales_bytes},
+                          {"exceptions", sum.csf_exceptions}};
+}
+
 // Appends findings of the layers to `all` and reports statistics of their scales. Floats have none.
 Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& layers, bool floats,
                      Report& report, std::vector<Finding>& all) {
@@ -112,6 +124,7 @@ Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& l
                {"gate_up_mismatches", "gate/up differ"},
                {"input_scale", "input scale"},
                {"findings", "findings"}});
+  LayerStatistics sum;
   {
     ProgressBar bar(report.progress());
     const ProgressFn advance = bar.callback();
@@ -129,6 +142,9 @@ Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& l
       if (!floats) {
         NVFP4_MOE_ASSIGN(s, checkpoint.statistics(layer, range));
       }
+      sum.scales_bytes += s.scales_bytes;
+      sum.decoded_scales_bytes += s.decoded_scales_bytes;
+      sum.csf_exceptions += s.csf_exceptions;
       int64_t worse_than_notes = 0;
       for (const Finding& finding : findings) {
         worse_than_notes += finding.severity == Severity::kNote ? 0 : finding.count;
@@ -150,6 +166,7 @@ Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& l
   if (floats) return {};
   report.line("");
   report.table("layer_statistics", table);
+  if (checkpoint.model().csf) report_csf(sum, report);
   return {};
 }
 

@@ -18,6 +18,7 @@ namespace {
 struct QuantizeVerb {
   std::string in, out;
   std::string format = "modelopt";
+  std::string scale_coding = "plain";
   std::string layers;
   std::string search = "max";
   std::string max_shard_size = "5GB";
@@ -30,6 +31,7 @@ struct QuantizeVerb {
 Result<QuantizeOptions> engine_options(const QuantizeVerb& verb) {
   QuantizeOptions options;
   NVFP4_MOE_ASSIGN(options.format, parse<OutputFormat>(verb.format, "--format"));
+  NVFP4_MOE_ASSIGN(options.scale_coding, parse<ScaleCoding>(verb.scale_coding, "--scale-coding"));
   if (!verb.layers.empty()) {
     Result<std::vector<int64_t>> layers = parse_list(verb.layers);
     if (!layers.ok()) return layers.status().in("--layers");
@@ -108,6 +110,7 @@ Status quantize(const QuantizeVerb& verb, Report& report) {
   json["in"] = verb.in;
   json["out"] = verb.out;
   json["format"] = to_string(result.format);
+  json["scale_coding"] = to_string(result.scale_coding);
   json["search"] = verb.search;
   json["calibration"] = verb.calibration.empty() ? Json() : Json(verb.calibration);
   json["mean_sqnr_db"] = result.mean_sqnr_db();
@@ -140,6 +143,10 @@ void add_quantize(CLI::App& app, Invocation& invocation) {
             ->type_name("");
         verb.add_option("--format", options.format, "Format of the written checkpoint")
             ->type_name(choice_of<OutputFormat>())
+            ->capture_default_str();
+        verb.add_option("--scale-coding", options.scale_coding,
+                        "How block scales are stored: plain, or csf (a lossless coding, modelopt "
+                        "only; quantizes each expert twice)")
             ->capture_default_str();
         add_layer_list(verb, options.layers, "Layers to quantize");
         verb.add_option(

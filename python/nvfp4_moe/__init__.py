@@ -485,6 +485,7 @@ def quantize_checkpoint(
     gate_up_order: str | None = None,
     accept_tensors: Sequence[str] = (),
     family: str = "",
+    scale_coding: str = "plain",
 ) -> dict[str, Any]:
     """Quantizes the routed experts of a bf16, fp16 or fp32 checkpoint to NVFP4 and copies everything else.
 
@@ -503,6 +504,8 @@ def quantize_checkpoint(
         progress: Called with a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s). Return False to
             cancel.
         gate_up_order, accept_tensors, family: As in Checkpoint.
+        scale_coding: "plain", or "csf": block scales in a lossless coding that takes fewer bytes, for "modelopt".
+            Each expert is quantized twice.
 
     Returns:
         A dict of what was done: layers with their signal to quantization noise ratio (SQNR), counts, notes.
@@ -526,6 +529,7 @@ def quantize_checkpoint(
         gate_up_order,
         list(accept_tensors),
         family,
+        scale_coding,
     )
 
 

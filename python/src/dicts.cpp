@@ -30,6 +30,8 @@ Dict to_dict(const LayerStatistics& s) {
   Dict d;
   d["codes_bytes"] = s.codes_bytes;
   d["scales_bytes"] = s.scales_bytes;
+  d["decoded_scales_bytes"] = s.decoded_scales_bytes;
+  d["csf"] = s.csf;
   d["tensor_scale_min"] = s.tensor_scale_min;
   d["tensor_scale_max"] = s.tensor_scale_max;
   d["block_scale_min"] = s.block_scale_min;

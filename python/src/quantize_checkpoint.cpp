@@ -30,9 +30,11 @@ Dict quantize_files(const std::string& in, const std::string& out, const std::st
                     const LayerInputScales& input_scales, uint64_t max_shard_bytes, int threads,
                     std::optional<ProgressCallback> progress,
                     const std::optional<std::string>& gate_up_order,
-                    std::vector<std::string> accept_tensors, const std::string& family) {
+                    std::vector<std::string> accept_tensors, const std::string& family,
+                    const std::string& scale_coding) {
   QuantizeOptions options;
   options.format = take(parse<OutputFormat>(output_format));
+  options.scale_coding = take(parse<ScaleCoding>(scale_coding));
   options.layers = std::move(layers);
   options.reading = reading_options(gate_up_order, std::move(accept_tensors), family);
   options.search = take(parse<ScaleSearch>(search));
@@ -63,7 +65,7 @@ void bind_quantize_checkpoint(nb::module_& m) {
         nb::arg("output_format"), nb::arg("layers"), nb::arg("search"), nb::arg("calibration"),
         nb::arg("share_gate_up_scale"), nb::arg("input_scales"), nb::arg("max_shard_bytes"),
         nb::arg("threads"), nb::arg("progress").none(), nb::arg("gate_up_order").none(),
-        nb::arg("accept_tensors"), nb::arg("family"));
+        nb::arg("accept_tensors"), nb::arg("family"), nb::arg("scale_coding"));
 }
 
 }  // namespace nvfp4_moe::internal::python

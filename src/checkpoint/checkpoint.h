@@ -81,6 +81,7 @@ struct ModelInfo {
   // the model's; options.hidden_size differs from it if experts work in a latent space
   int64_t model_hidden_size = 0;
   SourceFormat format = SourceFormat::kModelOpt;
+  bool csf = false;          // block scales of some layer's experts are coded (core/csf.h)
   std::string quant_method;  // as in the config
   std::string quant_algo;
   std::string producer;
@@ -116,7 +117,10 @@ struct LoadedExpert {
 struct LayerStatistics {
   int64_t layer = 0;
   uint64_t codes_bytes = 0;
-  uint64_t scales_bytes = 0;
+  uint64_t scales_bytes = 0;          // of block scales in the files
+  uint64_t decoded_scales_bytes = 0;  // more than these if some are coded as CSF
+  bool csf = false;                   // some are
+  int64_t csf_exceptions = 0;         // scales outside their row's window
   float tensor_scale_min = 0, tensor_scale_max = 0;
   uint8_t block_scale_min = 0, block_scale_max = 0;  // bytes
   double saturated_block_share = 0;                  // blocks whose scale byte is 0x7E (448)

@@ -80,6 +80,7 @@ Result<DeclaredExperts> declared_experts(const ModelInfo& model, const ExpertNam
   out.algo = first->algo.empty() ? precise->algo : first->algo;
   out.format = first->algo.empty() ? precise->format : first->format;
   out.refusal = first->refusal;
+  out.csf = first->csf;
   out.activations.format = precise->activation_format;
   out.activations.why = precise->why;
   if (precise->why.empty())

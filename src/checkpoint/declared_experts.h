@@ -16,6 +16,7 @@ struct DeclaredExperts {
   bool gguf = false;  // the types of the tensors are the declaration
   std::string algo;   // empty: the config declares nothing about these experts
   SourceFormat format = SourceFormat::kFloat;
+  bool csf = false;                 // block scales are declared to be coded as CSF
   DeclaredActivations activations;  // the most precise ones of all matrices
   Status refusal;                   // why they are not loaded, unless they are floats
   Status rotation;                  // why they are not loaded, floats or not

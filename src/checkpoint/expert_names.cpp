@@ -68,14 +68,21 @@ Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& n
   };
   const TensorInfo* weight = part("weight");
   const TensorInfo* packed = part("weight_packed");
-  const TensorInfo* scales = part("weight_scale");
-  const auto is_e8m0 = [](const TensorInfo* t) {
-    return t != nullptr && (t->dtype == DType::kF8E8M0 || t->dtype == DType::kU8);
+  const auto is_coded = [&](std::string_view p, CsfCodec codec) {
+    return part(std::string(p).append(csf_fixed_suffix(codec))) != nullptr;
+  };
+  const auto has_e8m0 = [&](std::string_view p) {
+    const TensorInfo* t = part(p);
+    return (t != nullptr && (t->dtype == DType::kF8E8M0 || t->dtype == DType::kU8)) ||
+           is_coded(p, CsfCodec::kMxfp4);
+  };
+  const auto has_scales = [&](std::string_view p) {
+    return part(p) != nullptr || is_coded(p, CsfCodec::kNvfp4) || is_coded(p, CsfCodec::kMxfp4);
   };
   if (packed != nullptr) {
     const bool global = part("weight_global_scale") != nullptr;
-    return !global && is_e8m0(scales) ? mxfp4_parts("weight_packed", "weight_scale")
-                                      : kCompressedParts;
+    return !global && has_e8m0("weight_scale") ? mxfp4_parts("weight_packed", "weight_scale")
+                                               : kCompressedParts;
   }
   if (part("blocks") != nullptr) return mxfp4_parts("blocks", "scales");
   if (weight == nullptr) return bad_input(fmt::format("{}: missing", shown("weight")));
@@ -89,11 +96,11 @@ Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& n
   if (part("weight_scale_2") != nullptr) return kModelOptParts;
   const bool bytes =
       weight->dtype == DType::kU8 || weight->dtype == DType::kI8 || weight->dtype == DType::kF4;
-  if (bytes && is_e8m0(part("scale"))) return mxfp4_parts("weight", "scale");
-  if (bytes && is_e8m0(scales)) return mxfp4_parts("weight", "weight_scale");
-  if (bytes && scales != nullptr)
+  if (bytes && has_e8m0("scale")) return mxfp4_parts("weight", "scale");
+  if (bytes && has_e8m0("weight_scale")) return mxfp4_parts("weight", "weight_scale");
+  if (bytes && has_scales("weight_scale"))
     return kModelOptParts;  // its missing weight_scale_2 is reported later
-  if (is_activation(weight->dtype) && scales == nullptr && part("scale") == nullptr)
+  if (is_activation(weight->dtype) && !has_scales("weight_scale") && !has_scales("scale"))
     return kFloatParts;
   return bad_input(
       fmt::format("{}: {} is none of ModelOpt NVFP4, compressed-tensors NVFP4, MXFP4 and floats",
@@ -113,8 +120,24 @@ std::string stored_instead(const TensorIndex& index, const ExpertNames& names, i
 
 bool is_format_part(std::string_view part, bool biased) {
   if (part == "bias" || part == "blocks") return biased;
+  for (const CsfCodec codec : {CsfCodec::kNvfp4, CsfCodec::kMxfp4}) {
+    for (const std::string_view suffix : {csf_fixed_suffix(codec), csf_exceptions_suffix(codec)}) {
+      if (!part.ends_with(suffix)) continue;
+      part.remove_suffix(suffix.size());
+      return part == "weight_scale" || (part == "scale" && codec == CsfCodec::kMxfp4);
+    }
+  }
   return kModelOptParts.has(part) || kCompressedParts.has(part) || part == "scale" ||
          part == "scales";
+}
+
+bool is_csf(const TensorIndex& index, const ExpertNames& names, int64_t expert,
+            Projection projection) {
+  if (names.parts.scales.empty()) return false;
+  const std::string scales = names.name(expert, projection, names.parts.scales);
+  const CsfCodec codec = names.parts.csf_codec();
+  return index.find(scales + std::string(csf_fixed_suffix(codec))).info != nullptr ||
+         index.find(scales + std::string(csf_exceptions_suffix(codec))).info != nullptr;
 }
 
 }  // namespace nvfp4_moe::internal

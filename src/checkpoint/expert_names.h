@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_options.h"
 #include "checkpoint/names.h"
+#include "core/csf.h"
 #include "safetensors/tensor_file.h"
 
 namespace nvfp4_moe::internal {
@@ -24,9 +25,18 @@ struct FormatParts {
   const BlockType* blocks = nullptr;  // set if `codes` holds the block scales too, in ggml's blocks
   std::string_view bias = {};         // for families whose experts have biases
 
+  CsfCodec csf_codec() const {
+    return format == SourceFormat::kMxfp4 ? CsfCodec::kMxfp4 : CsfCodec::kNvfp4;
+  }
   bool has(std::string_view part) const {
     return part == codes || part == scales || part == tensor_scale || part == input_scale ||
-           part == bias;
+           part == bias || is_csf_of(scales, part);
+  }
+  // Whether the part is a stream of these scales, coded as CSF (core/csf.h).
+  bool is_csf_of(std::string_view of, std::string_view part) const {
+    if (of.empty() || !part.starts_with(of)) return false;
+    const std::string_view suffix = part.substr(of.size());
+    return suffix == csf_fixed_suffix(csf_codec()) || suffix == csf_exceptions_suffix(csf_codec());
   }
 };
 
@@ -87,5 +97,8 @@ std::string stored_instead(const TensorIndex& index, const ExpertNames& names, i
                            Projection projection);
 // Whether any format has this part. biased: the family's experts have biases.
 bool is_format_part(std::string_view part, bool biased);
+// Whether the projection's scales are stored as streams of CSF, by the name of one of them.
+bool is_csf(const TensorIndex& index, const ExpertNames& names, int64_t expert,
+            Projection projection);
 
 }  // namespace nvfp4_moe::internal

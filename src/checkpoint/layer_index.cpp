@@ -142,6 +142,7 @@ class Builder {
           {Severity::kNote, "ignored_tensor", -1, -1, key.first, "", key.second, count});
     }
     model_.format = layers_.begin()->second.routed.parts.format;
+    for (const auto& [layer, entry] : layers_) model_.csf = model_.csf || entry.csf;
     for (const auto& [layer, entry] : layers_) {
       if (entry.routed.parts.format == SourceFormat::kFloat) continue;
       model_.format = entry.routed.parts.format;
@@ -328,6 +329,12 @@ class Builder {
     NVFP4_MOE_TRY(check_declared(model_, declared, names.parts.format, layer,
                                  names.name(expert, probe, names.parts.codes), findings_));
     entry.activations = declared.activations_of(names.parts);
+    entry.csf = is_csf(index_, names, expert, probe);
+    if (declared.csf && !entry.csf && !floats)
+      findings_.add({Severity::kWarning, "scale_coding_mismatch", layer, -1,
+                     names.name(expert, probe, names.parts.scales),
+                     "scales coded as CSF, as weight_scale_encoding declares",
+                     "plain ones, which are read as they are"});
     entry.refusal = report_others(layer, seen.parts, names.parts, seen.others);
     if (Status unknown =
             set_row_order(options_, model_, layer, names.name(expert, probe, names.parts.codes),

@@ -26,6 +26,7 @@ struct LayerEntry {
       stored;  // experts with tensors of their own, ascending; empty if they are stacked
   bool stack_fits = false;  // the stack has the shapes that the config implies
   uint64_t size_bytes = 0;  // the routed experts' tensors
+  bool csf = false;         // block scales are coded as CSF
   int64_t router_rows = 0;  // rows of the router's weight; 0 if its name is not `gate.weight`
 
   // Experts of the range for which the files have some tensor. For a stack: all, or only the first

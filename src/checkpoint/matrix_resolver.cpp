@@ -249,9 +249,13 @@ bool MatrixResolver::locate_weights(const ExpertNames& names, int64_t layer, int
   TensorIndex::Ref scales;
   const int64_t group = mxfp4 ? 32 : 16;
   const int64_t scale_cols = (cols + group - 1) / group;
+  const bool coded = !floats && is_csf(index_, names, expert, projection);
   if (!floats) {
     out.scales_name = names.name(expert, projection, parts.scales);
-    if (find(out.scales_name, scales) == nullptr) {
+    const bool plain = find(out.scales_name, scales) != nullptr;
+    if (plain && coded)
+      return fail("csf_invalid", out.scales_name, "the scales or their streams of CSF", "both");
+    if (!plain && !coded) {
       return fail("missing_scale", out.scales_name, "a tensor",
                   std::string(index_.absence(out.scales_name)));
     }
@@ -266,7 +270,7 @@ bool MatrixResolver::locate_weights(const ExpertNames& names, int64_t layer, int
   const Shapes shapes{stack, fused ? 2 * rows : rows, in_blocks};
   const auto fits = [&](bool order) {
     return has_shape(*codes.info, shapes.of_codes(order, width)) && !(in_blocks && order) &&
-           (floats || has_shape(*scales.info, shapes.of(order, scale_cols)));
+           (floats || coded || has_shape(*scales.info, shapes.of(order, scale_cols)));
   };
   bool k_first = stack > 0 && names.stacked_k_first && !in_blocks;
   if (stack > 0 && !names.gguf &&
@@ -293,6 +297,19 @@ bool MatrixResolver::locate_weights(const ExpertNames& names, int64_t layer, int
   out.codes_place = {codes.file, codes_offset,       rows,
                      byte_cols,  apart * row_stride, (k_first ? inner : 1) * bytes};
   if (floats) return true;
+  if (coded) {
+    if (stack > 0)
+      return fail("csf_invalid", out.scales_name, "streams of one expert",
+                  "streams under the name of a stack, which CSF does not have");
+    if (!locate_csf(names, shapes.rows, scale_cols, out, findings)) return false;
+    out.scales_place = {out.csf->fixed_file,
+                        static_cast<uint64_t>(row0 * scale_cols),
+                        rows,
+                        scale_cols,
+                        apart * scale_cols,
+                        1};
+    return true;
+  }
 
   const DType scale_dtype = mxfp4 ? DType::kF8E8M0 : DType::kF8E4M3;
   const std::vector<int64_t> scales_shape = shapes.of(k_first, scale_cols);

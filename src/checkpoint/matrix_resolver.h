@@ -57,6 +57,9 @@ class MatrixResolver {
   bool locate_weights(const ExpertNames& names, int64_t layer, int64_t expert,
                       Projection projection, int64_t rows, int64_t cols, MatrixSource& out,
                       FindingList& findings) const;
+  // Finds coded scales of the whole stored matrix (rows, cols). False if an error was added.
+  bool locate_csf(const ExpertNames& names, int64_t rows, int64_t cols, MatrixSource& out,
+                  FindingList& findings) const;
   bool other_matrix_is_k_first(const ExpertNames& names, int64_t expert, Projection projection,
                                int64_t rows, int64_t cols) const;
 

@@ -142,6 +142,7 @@ Status MatrixSource::read_codes(Storage& storage) {
 
 Status MatrixSource::read_scales(Storage& storage) {
   if (blocks != nullptr) return read_blocks(storage);
+  if (csf) return read_csf(storage);
   return read_matrix(scales_place, 1, storage, memory, scales);
 }
 
@@ -162,8 +163,8 @@ Result<std::vector<float>> MatrixSource::read_bias() const {
 }
 
 Status MatrixSource::check_unchanged() const {
-  for (const TensorFile* file :
-       {codes_place.file, scales_place.file, tensor_scale_file, bias_place.file})
+  for (const TensorFile* file : {codes_place.file, scales_place.file, tensor_scale_file,
+                                 bias_place.file, csf ? csf->exceptions_file : nullptr})
     if (file != nullptr) NVFP4_MOE_TRY(file->check_unchanged());
   return {};
 }
@@ -194,7 +195,13 @@ Result<bool> check_scales(MatrixSource& matrix, Storage& storage, FindingList& f
   zero_blocks = 0;
   scan = ScaleScan{};
   if (matrix.format == SourceFormat::kFloat || matrix.zeros) return true;
-  NVFP4_MOE_TRY(matrix.read_scales(storage));
+  if (const Status read = matrix.read_scales(storage); read.code() == Code::kBadInput) {
+    findings.add({Severity::kError, "csf_invalid", matrix.layer, matrix.expert, matrix.scales_name,
+                  "streams of CSF", read.message()});
+    return false;
+  } else if (!read.ok()) {
+    return read;
+  }
   const ByteMatrix stored = matrix.scales_as_stored();
   scan_scales(stored.data, stored.rows, stored.cols, stored.row_stride, scan);
   const auto place = [&](Severity severity, const char* id, const std::string& tensor,

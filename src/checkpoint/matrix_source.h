@@ -18,6 +18,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/findings.h"
 #include "checkpoint/scale_scan.h"
+#include "core/csf.h"
 
 namespace nvfp4_moe::internal {
 
@@ -41,6 +42,22 @@ struct ByteMatrix {
   int64_t col_stride = 1;
 };
 
+// Scales that are stored as two streams (core/csf.h): those of a whole matrix (rows, cols).
+struct CsfPlace {
+  CsfCodec codec = CsfCodec::kNvfp4;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  const TensorFile* fixed_file = nullptr;
+  uint64_t fixed_offset = 0;
+  const TensorFile* exceptions_file = nullptr;
+  uint64_t exceptions_offset = 0;
+  int64_t exceptions = 0;  // 32-bit words
+
+  uint64_t size_bytes() const {
+    return static_cast<uint64_t>(csf_fixed_bytes(codec, rows, cols) + 4 * exceptions);
+  }
+};
+
 using Storage = std::vector<std::vector<uint8_t>>;  // as in LoadedExpert
 
 struct MatrixSource {
@@ -55,7 +72,10 @@ struct MatrixSource {
   MatrixPlace codes_place;  // (rows, cols/2) bytes, (rows, cols) floats of `dtype`, or (rows, ...)
                             // bytes of `blocks`
   MatrixPlace
-      scales_place;   // (rows, cols/16) E4M3 or (rows, cols/32) E8M0; unused for floats and blocks
+      scales_place;  // (rows, cols/16) E4M3 or (rows, cols/32) E8M0; unused for floats and blocks
+  // If set, the scales are coded. scales_place is then in decoded bytes: its offset is that of
+  // element (0, 0) among the decoded scales of the whole matrix.
+  std::optional<CsfPlace> csf;
   ByteMatrix codes;   // filled by read_codes from codes_place
   ByteMatrix scales;  // filled by read_scales from scales_place
   int phase = 0;      // MXFP4: 1 if the first 16 columns are the second half of their scale's block
@@ -78,11 +98,14 @@ struct MatrixSource {
   // Bytes of the slice's codes (or floats) and of its block scales, in a file or in memory.
   uint64_t codes_bytes() const;
   uint64_t scales_bytes() const;
+  // Bytes that the scales of a whole matrix take in the files: fewer if they are coded.
+  uint64_t stored_scales_bytes() const { return csf ? csf->size_bytes() : scales_bytes(); }
   // The scales that were read, as a matrix whose columns are contiguous in memory, for scanning.
   // Rows and columns are swapped if the tensor is stored that way.
   ByteMatrix scales_as_stored() const;
   // Copies this slice from the file to `storage`, so that codes or scales point there. Does nothing
-  // if that was done. `storage` must outlive the matrix and its copies.
+  // if that was done. `storage` must outlive the matrix and its copies. kBadInput if the
+  // scales are coded and the streams are not sound.
   Status read_codes(Storage& storage);
   Status read_scales(Storage& storage);
   // The bias (rows) in fp32, finite; empty if the matrix has no bias. kBadInput, naming the tensor,
@@ -98,6 +121,7 @@ struct MatrixSource {
     return format == SourceFormat::kMxfp4 ? 32 : 16;
   }  // columns that share a scale
   Status read_blocks(Storage& storage);
+  Status read_csf(Storage& storage);
 };
 
 // Checks the codes of a whole matrix with an unusable tensor scale. Producers write 0, or its

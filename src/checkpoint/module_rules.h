@@ -29,8 +29,9 @@ struct ModuleScheme {
   std::string algo;  // "NVFP4", "W4A16_NVFP4", "MXFP4", "FP8", ...
   SourceFormat format = SourceFormat::kFloat;
   ActivationFormat activation_format = ActivationFormat::kBf16;
-  std::string why;  // the field that declares the activations
-  Status refusal;   // why such experts are not loaded
+  bool csf = false;  // block scales are declared to be coded as CSF
+  std::string why;   // the field that declares the activations
+  Status refusal;    // why such experts are not loaded
 };
 
 class ModuleRules {

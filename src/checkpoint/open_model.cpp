@@ -4,12 +4,15 @@
 
 #include <filesystem>
 #include <string_view>
+#include <utility>
 
 #include "checkpoint/gguf_config.h"
 #include "checkpoint/model_config.h"
 #include "checkpoint/unknown_model.h"
+#include "core/csf.h"
 #include "gguf/gguf.h"
 #include "io/files.h"
+#include "io/json_strict.h"
 
 namespace nvfp4_moe::internal {
 namespace {
@@ -41,9 +44,60 @@ Result<OpenedModel> open_gguf_model(const std::string& path) {
   return OpenedModel{std::move(files.index), *std::move(model)};
 }
 
+struct ModelFolders {
+  std::filesystem::path tensors, configs;
+};
+
+// A container of CSF has manifest.json, its shards in tensors/ and the files of its source in
+// metadata/. Every other model has everything in one folder.
+Result<ModelFolders> folders_of(const std::string& path) {
+  const std::filesystem::path folder = path;
+  const std::string manifest_path = (folder / "manifest.json").string();
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error)) return ModelFolders{folder, {}};
+  NVFP4_MOE_ASSIGN(const bool has_config, has_entry((folder / "config.json").string()));
+  NVFP4_MOE_ASSIGN(const bool has_manifest, has_entry(manifest_path));
+  if (has_config || !has_manifest) return ModelFolders{folder, folder};
+  NVFP4_MOE_ASSIGN(const Json manifest, read_json_file(manifest_path));
+  const auto text = [&](const char* key) {
+    const Json* const value = manifest.is_object() ? member(manifest, key) : nullptr;
+    return value != nullptr && value->is_string() ? value->get<std::string>() : std::string();
+  };
+  constexpr std::pair<std::string_view, CsfCodec> kSchemas[] = {
+      {"lil-nvfp4-csf-checkpoint/1", CsfCodec::kNvfp4},
+      {"lil-mxfp4-csf-checkpoint/1", CsfCodec::kMxfp4}};
+  for (const auto& [schema, codec] : kSchemas) {
+    if (text("schema") != schema) continue;
+    if (text("codec") != csf_codec_name(codec))
+      return unsupported(fmt::format("{}: codec: expected {} for {}, got '{}'",
+                                     printable(manifest_path, 4096), csf_codec_name(codec), schema,
+                                     printable(text("codec"))));
+    const Json* const shards = member(manifest, "shards");
+    for (const Json& shard : shards != nullptr && shards->is_array() ? *shards : Json::array()) {
+      const Json* const file = shard.is_object() ? member(shard, "file") : nullptr;
+      const std::string name = file != nullptr && file->is_string() ? file->get<std::string>() : "";
+      NVFP4_MOE_ASSIGN(
+          const bool there,
+          has_entry((folder / "tensors" / std::filesystem::path(name).filename()).string()));
+      if (!there || name.empty())
+        return bad_input(
+            fmt::format("{}: shards: expected the files in tensors, got '{}', which "
+                        "is not there",
+                        printable(manifest_path, 4096), printable(name)));
+    }
+    return ModelFolders{folder / "tensors", folder / "metadata"};
+  }
+  return unsupported(
+      fmt::format("{}: schema '{}' is not known; expected a config.json beside it, or {} or {}",
+                  printable(manifest_path, 4096), printable(text("schema")), kSchemas[0].first,
+                  kSchemas[1].first));
+}
+
 Result<OpenedModel> open_safetensors_model(const std::string& path, std::string_view family) {
-  NVFP4_MOE_ASSIGN(TensorIndex index, TensorIndex::open(path));
-  const std::filesystem::path directory = index.directory();
+  NVFP4_MOE_ASSIGN(const ModelFolders folders, folders_of(path));
+  NVFP4_MOE_ASSIGN(TensorIndex index, TensorIndex::open(folders.tensors.string()));
+  const std::filesystem::path directory =
+      folders.configs.empty() ? std::filesystem::path(index.directory()) : folders.configs;
   const std::string config_path = (directory / "config.json").string();
   NVFP4_MOE_ASSIGN(const std::string config, read_text_file(config_path, kMaxConfigBytes));
   std::string hf_quant;

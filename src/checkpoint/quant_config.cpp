@@ -35,7 +35,7 @@ Status read_quantized_layers(const Json& quantization, QuantDeclaration& out) {
         fmt::format("quantized_layers: expected an object, got {}", describe_json(*layers)));
   }
   ModuleRules rules(ModuleRules::Dialect::kModelOpt);
-  std::map<std::string, size_t> schemes;
+  std::map<std::pair<std::string, std::string>, size_t> schemes;  // of an algorithm and a coding
   for (const auto& [name, entry] : layers->items()) {
     NVFP4_MOE_ASSIGN(const std::string algo, upper_text(entry, "quant_algo"));
     const bool routed = names_routed_experts(name);
@@ -44,12 +44,17 @@ Status read_quantized_layers(const Json& quantization, QuantDeclaration& out) {
         return bad_input(fmt::format("quantized_layers '{}' quant_algo: missing", printable(name)));
       continue;
     }
-    auto found = schemes.find(algo);
+    NVFP4_MOE_ASSIGN(const std::string coding, lower_text(entry, "weight_scale_encoding"));
+    auto found = schemes.find({algo, coding});
     if (found == schemes.end()) {
-      found = schemes
-                  .emplace(algo, rules.add(scheme_of_algo(algo, SourceFormat::kModelOpt,
-                                                          "quantized_layers: quant_algo")))
-                  .first;
+      ModuleScheme scheme =
+          scheme_of_algo(algo, SourceFormat::kModelOpt, "quantized_layers: quant_algo");
+      scheme.csf = coding == "csf";
+      if (scheme.refusal.ok() && !coding.empty() && !scheme.csf)
+        scheme.refusal = unsupported(fmt::format(
+            "quantized_layers: weight_scale_encoding '{}' is not known; expected csf, or none",
+            printable(coding)));
+      found = schemes.emplace(std::pair(algo, coding), rules.add(std::move(scheme))).first;
     }
     const ModuleScheme& scheme = rules.schemes()[found->second];
     if (routed && mentions(algo, "NVFP4"))
@@ -225,6 +230,12 @@ Result<QuantDeclaration> parse_quantization(const Json& quantization, std::strin
     scheme.algo = "FP8";
     scheme.refusal =
         unsupported("quant_method fp8: FP8 experts are not NVFP4; quantize the float checkpoint");
+  } else if (out.method == "nvfp4_csf" || out.method == "mxfp4_csf") {
+    scheme.algo = printable(out.method);
+    scheme.refusal = unsupported(
+        fmt::format("quant_method {}: a vLLM serving folder, whose tensors are in the container "
+                    "that checkpoint_root names; open that folder",
+                    out.method));
   } else {
     scheme.refusal = unsupported(fmt::format(
         "quant_method '{}' is not known; expected modelopt, compressed-tensors or mxfp4; "

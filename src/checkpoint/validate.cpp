@@ -177,13 +177,21 @@ Result<LayerStatistics> Checkpoint::statistics(int64_t layer, const ExpertRange&
         out.input_scale_max = std::max(out.input_scale_max.value_or(input.value), input.value);
       }
       if (floats) continue;
-      out.scales_bytes += matrix.scales_bytes();
+      out.scales_bytes += matrix.stored_scales_bytes();
+      out.decoded_scales_bytes += matrix.scales_bytes();
+      if (matrix.csf) out.csf_exceptions += matrix.csf->exceptions;
+      out.csf = out.csf || matrix.csf.has_value();
       if (!matrix.unusable_scale.empty()) {
         whole = false;
         continue;
       }
       Storage storage;
-      NVFP4_MOE_TRY(matrix.read_scales(storage));
+      if (const Status read = matrix.read_scales(storage); read.code() == Code::kBadInput) {
+        whole = false;
+        continue;
+      } else if (!read.ok()) {
+        return read;
+      }
       const ByteMatrix stored = matrix.scales_as_stored();
       scan_scales(stored.data, stored.rows, stored.cols, stored.row_stride, all);
       if (matrix.format == SourceFormat::kMxfp4) continue;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "checkpoint/float_experts.h"
+#include "core/csf.h"
 #include "core/float_formats.h"
 
 namespace nvfp4_moe::internal {
@@ -88,20 +89,20 @@ Status quantize_matrix(const FloatWeights& source, float tensor_scale, ScaleSear
 // Below the smallest normal, 1/s would not be finite, and compressed-tensors stores 1/s.
 float tensor_scale_of(double amax) { return std::max(tensor_scale_from_amax(amax), 0x1p-126f); }
 
-std::span<const std::byte> bytes_of(const std::vector<uint8_t>& v) {
+template <class T>
+std::span<const std::byte> bytes_of(const std::vector<T>& v) {
   return std::as_bytes(std::span(v));
 }
 
 }  // namespace
 
-Status ExpertQuantizer::run(const OutputItem& item,
-                            const std::function<void(const ExpertQuality&)>& measured) {
+Status ExpertQuantizer::quantize(const OutputItem& item,
+                                 const std::function<Status(int matrix, float)>& take) {
   NVFP4_MOE_ASSIGN(FloatExpert source,
                    float_expert(checkpoint_, item.expert.layer, item.expert.expert));
   FloatWeights* matrices[] = {&source.gate, &source.up, &source.down};
   const int first = item.modules[0].empty() ? 1 : 0;  // experts without a gate
   double amax[3] = {};
-  ExpertQuality quality;
   for (int p = first; p < 3; ++p) NVFP4_MOE_TRY(matrices[p]->fetch());
   for (int p = first; p < 3; ++p) {
     NVFP4_MOE_ASSIGN(amax[p], matrix_amax(*matrices[p], executor_));
@@ -117,11 +118,34 @@ Status ExpertQuantizer::run(const OutputItem& item,
                                   p == 2 ? moments.intermediate : moments.hidden, executor_,
                                   matrix_));
     matrices[p]->release();
-    quality[static_cast<size_t>(p)] = matrix_.quality;
-    if (p == 2) measured(quality);
-    NVFP4_MOE_TRY(write(item.modules[p] + ".", scale, input_scale(item.expert.layer, p == 2)));
+    matrix_.rows = matrices[p]->rows;
+    NVFP4_MOE_TRY(take(p, scale));
   }
   return {};
+}
+
+Status ExpertQuantizer::run(const OutputItem& item,
+                            const std::function<void(const ExpertQuality&)>& measured) {
+  ExpertQuality quality;
+  return quantize(item, [&](int p, float scale) {
+    quality[static_cast<size_t>(p)] = matrix_.quality;
+    if (p == 2) measured(quality);
+    return write(item.modules[p] + ".", scale, input_scale(item.expert.layer, p == 2));
+  });
+}
+
+Result<ExceptionCounts> ExpertQuantizer::count_exceptions(const OutputItem& item) {
+  ExceptionCounts counts{};
+  NVFP4_MOE_TRY(quantize(item, [&](int p, float) {
+    counts[static_cast<size_t>(p)] = static_cast<int64_t>(matrix_.coded_scales().exceptions.size());
+    return Status();
+  }));
+  return counts;
+}
+
+CsfStreams QuantizedMatrix::coded_scales() const {
+  return encode_csf(CsfCodec::kNvfp4, block_scales, rows,
+                    static_cast<int64_t>(block_scales.size()) / rows);
 }
 
 float ExpertQuantizer::input_scale(int64_t layer, bool down) const {
@@ -131,8 +155,10 @@ float ExpertQuantizer::input_scale(int64_t layer, bool down) const {
 }
 
 Status ExpertQuantizer::write(const std::string& base, float tensor_scale, float input_scale) {
-  const auto put = [&](MatrixPart part, std::span<const std::byte> bytes) {
-    return writer_.write(base + part_name(options_.format, part), bytes);
+  const std::vector<std::string> names = part_names(options_.format, options_.scale_coding);
+  size_t next = 0;
+  const auto put = [&](std::span<const std::byte> bytes) {
+    return writer_->write(base + names[next++], bytes);
   };
   const auto scalar = [&](float value) {
     // compressed-tensors stores the divisor, ModelOpt the factor.
@@ -141,10 +167,16 @@ Status ExpertQuantizer::write(const std::string& base, float tensor_scale, float
                : value;
   };
   const float scales[] = {scalar(tensor_scale), scalar(input_scale)};
-  NVFP4_MOE_TRY(put(kCodes, bytes_of(matrix_.codes)));
-  NVFP4_MOE_TRY(put(kBlockScales, bytes_of(matrix_.block_scales)));
-  NVFP4_MOE_TRY(put(kTensorScale, std::as_bytes(std::span(scales, 1))));
-  return put(kInputScale, std::as_bytes(std::span(scales + 1, 1)));
+  NVFP4_MOE_TRY(put(bytes_of(matrix_.codes)));
+  if (options_.scale_coding == ScaleCoding::kCsf) {
+    const CsfStreams streams = matrix_.coded_scales();
+    NVFP4_MOE_TRY(put(bytes_of(streams.fixed)));
+    NVFP4_MOE_TRY(put(bytes_of(streams.exceptions)));
+  } else {
+    NVFP4_MOE_TRY(put(bytes_of(matrix_.block_scales)));
+  }
+  NVFP4_MOE_TRY(put(std::as_bytes(std::span(scales, 1))));
+  return put(std::as_bytes(std::span(scales + 1, 1)));
 }
 
 }  // namespace nvfp4_moe::internal

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "checkpoint/names.h"
+#include "core/csf.h"
 
 namespace nvfp4_moe::internal {
 namespace {
@@ -20,7 +21,8 @@ TensorInfo tensor(std::string name, DType dtype, std::vector<int64_t> shape) {
   return info;
 }
 
-void plan_expert(const MoeOptions& o, OutputFormat format, OutputItem item, OutputPlan& plan) {
+Status plan_expert(const MoeOptions& o, OutputFormat format, ScaleCoding coding, OutputItem item,
+                   OutputPlan& plan) {
   const std::vector<int64_t> scalar =
       format == OutputFormat::kModelOpt ? std::vector<int64_t>{} : std::vector<int64_t>{1};
   for (int p = first_matrix(o.activation); p < 3; ++p) {
@@ -28,13 +30,24 @@ void plan_expert(const MoeOptions& o, OutputFormat format, OutputItem item, Outp
     const int64_t cols = p == 2 ? o.intermediate_size : o.hidden_size;
     const std::string base = item.modules[p] + ".";
     plan.tensors.push_back(tensor(base + part_name(format, kCodes), DType::kU8, {rows, cols / 2}));
-    plan.tensors.push_back(
-        tensor(base + part_name(format, kBlockScales), DType::kF8E4M3, {rows, cols / 16}));
+    const std::string scales = base + part_name(format, kBlockScales);
+    if (coding == ScaleCoding::kCsf) {
+      constexpr CsfCodec kCodec = CsfCodec::kNvfp4;
+      NVFP4_MOE_TRY(check_csf_shape(kCodec, rows, cols / 16).in(scales));
+      plan.tensors.push_back(tensor(scales + std::string(csf_fixed_suffix(kCodec)), DType::kU8,
+                                    {rows / 16, csf_tile_bytes(kCodec, cols / 16)}));
+      item.exceptions[p] = plan.tensors.size();
+      plan.tensors.push_back(
+          tensor(scales + std::string(csf_exceptions_suffix(kCodec)), DType::kU32, {0}));
+    } else {
+      plan.tensors.push_back(tensor(scales, DType::kF8E4M3, {rows, cols / 16}));
+    }
     plan.tensors.push_back(tensor(base + part_name(format, kTensorScale), DType::kF32, scalar));
     plan.tensors.push_back(tensor(base + part_name(format, kInputScale), DType::kF32, scalar));
     plan.modules.modules.push_back(item.modules[p]);
   }
   plan.items.push_back(std::move(item));
+  return {};
 }
 
 std::vector<TensorIndex::Ref> in_file_order(const TensorIndex& index) {
@@ -57,13 +70,34 @@ std::string part_name(OutputFormat format, MatrixPart part) {
   return kNames[format == OutputFormat::kCompressedTensors][part];
 }
 
+std::vector<std::string> part_names(OutputFormat format, ScaleCoding coding) {
+  std::vector<std::string> names;
+  for (int part = 0; part < kMatrixParts; ++part) {
+    const std::string name = part_name(format, static_cast<MatrixPart>(part));
+    if (part != kBlockScales || coding == ScaleCoding::kPlain) {
+      names.push_back(name);
+      continue;
+    }
+    for (const std::string_view suffix :
+         {csf_fixed_suffix(CsfCodec::kNvfp4), csf_exceptions_suffix(CsfCodec::kNvfp4)})
+      names.push_back(name + std::string(suffix));
+  }
+  return names;
+}
+
+void set_exceptions(OutputPlan& plan, const OutputItem& item, int matrix, int64_t count) {
+  TensorInfo& info = plan.tensors[item.exceptions[matrix]];
+  info = tensor(info.name, DType::kU32, {count});
+}
+
 Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set<int64_t>& layers,
-                                    OutputFormat format) {
+                                    OutputFormat format, ScaleCoding coding) {
   const FamilyNames* family = family_names(checkpoint.model().family);
   if (family == nullptr)
     return unsupported("family " + checkpoint.model().family + ": its tensor names are not known");
   OutputPlan plan;
   plan.modules.format = format;
+  plan.modules.csf = coding == ScaleCoding::kCsf;
   plan.modules.deepseek_v4 = checkpoint.model().family == "deepseek_v4";
   std::set<ExpertId> planned;
   std::set<std::string> kept_stems;
@@ -93,7 +127,7 @@ Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set
         }
         if (plan.modules.expert_stems.empty() || plan.modules.expert_stems.back() != stem)
           plan.modules.expert_stems.push_back(stem);
-        plan_expert(o, format, std::move(item), plan);
+        NVFP4_MOE_TRY(plan_expert(o, format, coding, std::move(item), plan));
       }
       continue;
     }

@@ -27,7 +27,8 @@ struct ExpertId {
 struct OutputItem {
   TensorIndex::Ref copy;  // null info: an expert
   ExpertId expert;
-  std::string modules[3];  // gate, up, down: "layers.0.ffn.experts.7.w1"; no gate: empty
+  std::string modules[3];     // gate, up, down: "layers.0.ffn.experts.7.w1"; no gate: empty
+  size_t exceptions[3] = {};  // with CSF: their positions in OutputPlan::tensors
 };
 
 struct OutputPlan {
@@ -44,8 +45,13 @@ struct OutputPlan {
 // The tensors of a quantized matrix, and their names after the module's.
 enum MatrixPart { kCodes, kBlockScales, kTensorScale, kInputScale, kMatrixParts };
 std::string part_name(OutputFormat format, MatrixPart part);
+// The names of all of them, in their order in the file.
+std::vector<std::string> part_names(OutputFormat format, ScaleCoding coding);
+
+// Sets the number of a matrix's exceptions, which the plan has as 0. matrix: 0 to 2, gate to down.
+void set_exceptions(OutputPlan& plan, const OutputItem& item, int matrix, int64_t count);
 
 Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set<int64_t>& layers,
-                                    OutputFormat format);
+                                    OutputFormat format, ScaleCoding coding);
 
 }  // namespace nvfp4_moe::internal

@@ -81,6 +81,36 @@ void add_notes(const ChannelMoments& moments, const std::set<int64_t>& layers,
         moments.unweighted_experts(), layers.size()));
 }
 
+// Sets the sizes of the exceptions, which are known once an expert is quantized. Counts of an
+// earlier run are kept, and new ones are saved after each layer.
+Status count_exceptions(ExpertQuantizer& quantizer, const ProgressFn& report, Progress progress,
+                        UnfinishedOutput& unfinished, OutputPlan& plan) {
+  std::map<ExpertId, ExceptionCounts>& counts = unfinished.exceptions();
+  int64_t layer = -1;
+  bool unsaved = false;
+  for (const OutputItem& item : plan.items) {
+    ++progress.done;
+    if (item.copy.info != nullptr) continue;
+    if (!counts.contains(item.expert)) {
+      if (unsaved && item.expert.layer != layer) NVFP4_MOE_TRY(unfinished.save_exceptions());
+      const std::string name =
+          fmt::format("layer {} expert {}: scales", item.expert.layer, item.expert.expert);
+      progress.item = name;
+      if (report && !report(progress)) {
+        if (unsaved) NVFP4_MOE_TRY(unfinished.save_exceptions());
+        return Status(Code::kCancelled, "quantize: cancelled before " + name);
+      }
+      NVFP4_MOE_ASSIGN(counts[item.expert], quantizer.count_exceptions(item));
+      layer = item.expert.layer;
+      unsaved = true;
+    }
+    for (int p = 0; p < 3; ++p)
+      if (!item.modules[p].empty())
+        set_exceptions(plan, item, p, counts[item.expert][static_cast<size_t>(p)]);
+  }
+  return unsaved ? unfinished.save_exceptions() : Status();
+}
+
 // Reads all moments here, so that a fault in the file is found before anything is written.
 Result<std::optional<ChannelMoments>> read_moments(const QuantizeOptions& options,
                                                    const Checkpoint& checkpoint,
@@ -99,6 +129,7 @@ Result<std::optional<ChannelMoments>> read_moments(const QuantizeOptions& option
 }  // namespace
 
 const char* to_string(OutputFormat format) { return name_of(format); }
+const char* to_string(ScaleCoding coding) { return name_of(coding); }
 
 Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::string& out,
                                            const QuantizeOptions& options) {
@@ -109,6 +140,11 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
   if (!options.calibration.empty() && options.search == ScaleSearch::kMax)
     return invalid_argument(
         "calibration: expected search mse or sweep, since max compares no errors, got max");
+  const bool csf = options.scale_coding == ScaleCoding::kCsf;
+  if (csf && options.format != OutputFormat::kModelOpt)
+    return invalid_argument(fmt::format(
+        "scale_coding csf: expected format modelopt, whose config can declare it, got {}",
+        to_string(options.format)));
   if (options.max_shard_bytes == 0)
     return invalid_argument("max_shard_bytes: expected more than 0");
   for (const auto& [layer, scales] : options.input_scales) {
@@ -143,7 +179,8 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
     if (std::ranges::count(checkpoint.model().layers, layer) == 0)
       return invalid_argument(
           fmt::format("input scale of layer {}: the checkpoint has no such MoE layer", layer));
-  NVFP4_MOE_ASSIGN(const OutputPlan plan, make_output_plan(checkpoint, layers, options.format));
+  NVFP4_MOE_ASSIGN(OutputPlan plan,
+                   make_output_plan(checkpoint, layers, options.format, options.scale_coding));
   NVFP4_MOE_ASSIGN(const std::vector<OtherFile> others, other_files(in));
   NVFP4_MOE_ASSIGN(const std::string source_config,
                    read_text_file((fs::path(in) / "config.json").string()));
@@ -160,6 +197,11 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
                     0,          static_cast<int64_t>(plan.items.size()),
                     0,          static_cast<int64_t>(plan.source_bytes),
                     0};
+  const ChannelMoments* const weights = moments ? &*moments : nullptr;
+  if (csf) {
+    ExpertQuantizer counter(checkpoint, options, weights, executor);
+    NVFP4_MOE_TRY(count_exceptions(counter, options.progress, progress, unfinished, plan));
+  }
   ShardRecords records = unfinished.records();
   records.checking = [&](const std::string& shard) {
     const std::string item = "checking " + shard;
@@ -180,6 +222,7 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
   }
   QuantizeResult result;
   result.format = options.format;
+  result.scale_coding = options.scale_coding;
   result.quantized_tensors = plan.quantized_tensors;
   result.copied_tensors = plan.copied_tensors;
   result.source_bytes = plan.source_bytes;
@@ -188,7 +231,8 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
   result.resumed_shards = static_cast<int64_t>(writer.complete_shards());
   result.written_bytes = writer.data_bytes();
 
-  ExpertQuantizer quantizer(checkpoint, options, moments ? &*moments : nullptr, executor, writer);
+  ExpertQuantizer quantizer(checkpoint, options, weights, executor, &writer);
+  const std::vector<std::string> parts = part_names(options.format, options.scale_coding);
   std::map<int64_t, QuantizedLayer> by_layer;
   int64_t unmeasured = 0;
   for (const OutputItem& item : plan.items) {
@@ -202,9 +246,7 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
       bool needed = false;
       for (const std::string& module : item.modules) {
         if (module.empty()) continue;
-        for (int part = 0; part < kMatrixParts; ++part)
-          needed = needed || writer.needs(module + "." +
-                                          part_name(options.format, static_cast<MatrixPart>(part)));
+        for (const std::string& part : parts) needed = needed || writer.needs(module + "." + part);
       }
       if (needed)
         NVFP4_MOE_TRY(
@@ -243,6 +285,9 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
 
   for (const auto& [number, layer] : by_layer) result.layers.push_back(layer);
   add_notes(options, plan, layers, result);
+  if (csf)
+    result.notes.push_back(
+        "block scales are coded as CSF: for engines that read weight_scale_encoding csf");
   if (moments) add_notes(*moments, layers, result);
   for (const std::string& shard : writer.altered_shards())
     result.notes.push_back(shard +

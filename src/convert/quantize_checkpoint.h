@@ -21,6 +21,12 @@
 //   compressed-tensors  weight_packed, weight_scale, weight_global_scale F32 [1] and
 //                       input_global_scale F32 [1], both reciprocal; quantization_config with
 //                       format nvfp4-pack-quantized.
+//   modelopt, CSF       block scales as two streams, weight_scale.nvfp4_csf_fixed and
+//                       .nvfp4_csf_exceptions (core/csf.h); the config is MIXED_PRECISION, whose
+//                       quantized_layers declare weight_scale_encoding "csf".
+//
+// The number of exceptions is part of a shard's header, so with CSF all experts are quantized once
+// to count them, and once to write them. The plan file keeps the counts.
 //
 // input_scale without calibration is 1.0, as in ModelOpt's input_scale1 recipes and NVIDIA's
 // Kimi-K3 checkpoint: one tensor scale covers 17 octaves, so 1.0 loses nothing for activations up
@@ -52,9 +58,18 @@ struct EnumNames<OutputFormat> {
   static constexpr std::array kAll = {"modelopt", "compressed-tensors"};
 };
 
+enum class ScaleCoding : uint8_t { kPlain, kCsf };
+const char* to_string(ScaleCoding);
+template <>
+struct EnumNames<ScaleCoding> {
+  static constexpr const char* kWhat = "scale_coding";
+  static constexpr std::array kAll = {"plain", "csf"};
+};
+
 struct QuantizeOptions {
   CheckpointOptions reading;  // options for opening IN
   OutputFormat format = OutputFormat::kModelOpt;
+  ScaleCoding scale_coding = ScaleCoding::kPlain;  // kCsf: modelopt only
   std::vector<int64_t> layers;  // empty: all MoE layers; kInvalidArgument for any other number
   ScaleSearch search = ScaleSearch::kMax;
   // True: gate and up of an expert get one tensor scale, from the larger amax, since vLLM applies
@@ -91,6 +106,7 @@ struct QuantizedLayer {
 
 struct QuantizeResult {
   OutputFormat format = OutputFormat::kModelOpt;
+  ScaleCoding scale_coding = ScaleCoding::kPlain;
   std::vector<QuantizedLayer> layers;
   int64_t quantized_tensors = 0;  // source matrices
   int64_t copied_tensors = 0;

@@ -54,9 +54,29 @@ Json compressed_tensors(const QuantizedModules& m) {
           {"quantization_status", "compressed"}};
 }
 
+Json nvfp4_layers(const std::vector<std::string>& names, bool csf) {
+  Json layers = Json::object();
+  for (const std::string& name : names) {
+    layers[name] = {{"quant_algo", "NVFP4"}, {"group_size", 16}};
+    if (csf) layers[name]["weight_scale_encoding"] = "csf";
+  }
+  return layers;
+}
+
 Json modelopt(const QuantizedModules& m) {
   const Json arguments = {
       {"dynamic", false}, {"num_bits", 4}, {"type", "float"}, {"group_size", 16}};
+  if (m.csf)
+    return {{"config_groups",
+             {{"group_0",
+               {{"input_activations", arguments},
+                {"weights", arguments},
+                {"targets", m.expert_stems}}}}},
+            {"ignore", not_quantized(m)},
+            {"quant_algo", "MIXED_PRECISION"},
+            {"quantized_layers", nvfp4_layers(m.expert_stems, true)},
+            {"producer", producer()},
+            {"quant_method", "modelopt"}};
   return {{"config_groups",
            {{"group_0",
              {{"input_activations", arguments}, {"weights", arguments}, {"targets", {"Linear"}}}}}},
@@ -64,13 +84,6 @@ Json modelopt(const QuantizedModules& m) {
           {"quant_algo", "NVFP4"},
           {"producer", producer()},
           {"quant_method", "modelopt"}};
-}
-
-Json nvfp4_layers(const std::vector<std::string>& names) {
-  Json layers = Json::object();
-  for (const std::string& name : names)
-    layers[name] = {{"quant_algo", "NVFP4"}, {"group_size", 16}};
-  return layers;
 }
 
 // Keeps the dense layers' own description. If they are not FP8, modules_to_not_convert lists them.
@@ -83,7 +96,7 @@ Json modelopt_v4(const QuantizedModules& m, Json source) {
   source["moe_quant_algo"] = "NVFP4";
   source["quant_algo"] = "MIXED_PRECISION";
   source["group_size"] = 16;
-  source["quantized_layers"] = nvfp4_layers(m.expert_stems);
+  source["quantized_layers"] = nvfp4_layers(m.expert_stems, m.csf);
   Json ignore = {"*.attn.*", "*.ffn.shared_experts.*", "head", "mtp.*"};
   for (const std::string& stem : m.kept_stems) ignore.push_back(stem + ".*");
   source["ignore"] = std::move(ignore);
@@ -102,17 +115,18 @@ Result<ConfigFiles> quantized_config_files(const std::string& source_config,
   if (m.format == OutputFormat::kCompressedTensors) {
     config["quantization_config"] = compressed_tensors(m);
   } else {
-    Json quantization = {{"quant_algo", m.deepseek_v4 ? "MIXED_PRECISION" : "NVFP4"},
+    const bool by_layer = m.deepseek_v4 || m.csf;
+    Json quantization = {{"quant_algo", by_layer ? "MIXED_PRECISION" : "NVFP4"},
                          {"kv_cache_quant_algo", nullptr},
                          {"group_size", 16},
                          {"exclude_modules", not_quantized(m)}};
     if (m.deepseek_v4) {
       config["expert_dtype"] = "fp4";
       config["quantization_config"] = modelopt_v4(m, config.value("quantization_config", Json()));
-      quantization["quantized_layers"] = nvfp4_layers(m.modules);
     } else {
       config["quantization_config"] = modelopt(m);
     }
+    if (by_layer) quantization["quantized_layers"] = nvfp4_layers(m.modules, m.csf);
     files.hf_quant_config =
         Json{{"producer", producer()}, {"quantization", std::move(quantization)}}.dump(2) + "\n";
   }

@@ -8,6 +8,9 @@
 //   modelopt, V4        config.json keeps quant_method "fp8" (which the loader of its dense
 //                       layers needs), adds moe_quant_algo "NVFP4"; hf_quant_config.json is
 //                       MIXED_PRECISION with quantized_layers
+//   modelopt, CSF       quant_algo MIXED_PRECISION in both files, with quantized_layers that
+//   declare
+//                       weight_scale_encoding "csf"
 //   compressed-tensors  config.json: quantization_config {quant_method,
 //                       format "nvfp4-pack-quantized", config_groups, ignore}
 #pragma once
@@ -24,6 +27,7 @@ namespace nvfp4_moe::internal {
 struct QuantizedModules {
   OutputFormat format = OutputFormat::kModelOpt;
   bool deepseek_v4 = false;
+  bool csf = false;                       // block scales are coded (core/csf.h)
   std::vector<std::string> expert_stems;  // "layers.3.ffn.experts"; their experts are NVFP4
   std::vector<std::string> modules;  // every quantized matrix's module, "layers.3.ffn.experts.0.w1"
   std::vector<std::string> kept;     // modules with a matrix that is not quantized, by exact name

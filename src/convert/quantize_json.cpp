@@ -31,6 +31,7 @@ std::string to_json(const QuantizeResult& result, int indent) {
   const Json json = {{"schema", 1},
                      {"what", "quantize"},
                      {"format", to_string(result.format)},
+                     {"scale_coding", to_string(result.scale_coding)},
                      {"layers", std::move(layers)},
                      {"mean_sqnr_db", result.mean_sqnr_db()},
                      {"quantized_tensors", result.quantized_tensors},

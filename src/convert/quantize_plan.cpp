@@ -87,6 +87,7 @@ Result<QuantizePlan> make_quantize_plan(const std::string& in, const Checkpoint&
   config.text(source_config);
   plan.config = config.digest();
   plan.format = to_string(options.format);
+  plan.scale_coding = to_string(options.scale_coding);
   plan.layers = layers;
   plan.family = options.reading.family;
   if (options.reading.gate_up_order) plan.gate_up_order = to_string(*options.reading.gate_up_order);
@@ -139,6 +140,8 @@ Status check_same_work(const QuantizePlan& wanted, const QuantizePlan& found) {
     return differ("config.json", to_string(wanted.config), to_string(found.config));
   if (wanted.format != found.format)
     return differ("format", wanted.format, printable(found.format));
+  if (wanted.scale_coding != found.scale_coding)
+    return differ("scale_coding", wanted.scale_coding, printable(found.scale_coding));
   if (wanted.layers != found.layers)
     return differ("layers", fmt::format("{}", fmt::join(wanted.layers, ",")),
                   printable(fmt::format("{}", fmt::join(found.layers, ","))));

@@ -45,6 +45,7 @@ struct QuantizePlan {
   std::vector<SourceFile> files;
   ContentHash config;  // hash of IN's config.json
   std::string format;
+  std::string scale_coding;
   std::set<int64_t> layers;
   std::string family, gate_up_order;  // as given; empty if not given
   std::string search;
@@ -53,6 +54,7 @@ struct QuantizePlan {
   std::map<int64_t, std::array<float, 2>> input_scales;  // hidden, intermediate; 0 if not given
   uint64_t max_shard_bytes = 0;
   // Finished parts.
+  std::map<ExpertId, ExceptionCounts> exceptions;  // with CSF
   std::map<std::string, ShardRecord, std::less<>> shards;
   std::map<ExpertId, ExpertQuality> experts;  // at least those of the finished shards
 };

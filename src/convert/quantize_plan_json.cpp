@@ -93,6 +93,7 @@ Status parse_work(const Json& json, QuantizePlan& plan) {
   }
   NVFP4_MOE_ASSIGN(plan.config, hash_of(json, "config"));
   NVFP4_MOE_ASSIGN(plan.format, text_of(json, "format"));
+  NVFP4_MOE_ASSIGN(plan.scale_coding, text_of(json, "scale_coding"));
   NVFP4_MOE_ASSIGN(const Json* layers, array_of(json, "layers"));
   for (const Json& layer : *layers) {
     const std::optional<int64_t> number = exact_int64(layer);
@@ -136,6 +137,19 @@ Status parse_done(const Json& json, QuantizePlan& plan) {
     NVFP4_MOE_ASSIGN(record.hash, hash_of(shard, "xxh3_128"));
     plan.shards[record.name] = record;
   }
+  NVFP4_MOE_ASSIGN(const Json* exceptions, array_of(json, "exceptions"));
+  for (const Json& expert : *exceptions) {
+    ExpertId id;
+    NVFP4_MOE_ASSIGN(id.layer, integer_of(expert, "layer", INT64_MIN));
+    NVFP4_MOE_ASSIGN(id.expert, integer_of(expert, "expert", INT64_MIN));
+    ExceptionCounts& counts = plan.exceptions[id];
+    const char* const keys[] = {"gate", "up", "down"};
+    for (size_t p = 0; p < 3; ++p) {
+      NVFP4_MOE_ASSIGN(counts[p], integer_of(expert, keys[p], 0));
+      if (counts[p] > int64_t{1} << 24)
+        return wrong(keys[p], "at most 2^24 exceptions", member(expert, keys[p]));
+    }
+  }
   NVFP4_MOE_ASSIGN(const Json* experts, array_of(json, "experts"));
   for (const Json& expert : *experts) {
     ExpertId id;
@@ -154,7 +168,7 @@ Status parse_done(const Json& json, QuantizePlan& plan) {
 
 std::string to_json(const QuantizePlan& plan) {
   Json files = Json::array(), scales = Json::array(), shards = Json::array(),
-       experts = Json::array();
+       exceptions = Json::array(), experts = Json::array();
   for (const SourceFile& file : plan.files)
     files.push_back({{"name", file.name},
                      {"size_bytes", file.size_bytes},
@@ -164,6 +178,12 @@ std::string to_json(const QuantizePlan& plan) {
     scales.push_back({{"layer", layer}, {"hidden", values[0]}, {"intermediate", values[1]}});
   for (const auto& [name, record] : plan.shards)
     shards.push_back({{"name", name}, {"xxh3_128", to_string(record.hash)}});
+  for (const auto& [id, counts] : plan.exceptions)
+    exceptions.push_back({{"layer", id.layer},
+                          {"expert", id.expert},
+                          {"gate", counts[0]},
+                          {"up", counts[1]},
+                          {"down", counts[2]}});
   for (const auto& [id, quality] : plan.experts)
     experts.push_back({{"layer", id.layer},
                        {"expert", id.expert},
@@ -176,6 +196,7 @@ std::string to_json(const QuantizePlan& plan) {
                      {"files", std::move(files)},
                      {"config", to_string(plan.config)},
                      {"format", plan.format},
+                     {"scale_coding", plan.scale_coding},
                      {"layers", plan.layers},
                      {"family", plan.family},
                      {"gate_up_order", plan.gate_up_order},
@@ -185,6 +206,7 @@ std::string to_json(const QuantizePlan& plan) {
                      {"input_scales", std::move(scales)},
                      {"max_shard_bytes", plan.max_shard_bytes},
                      {"shards", std::move(shards)},
+                     {"exceptions", std::move(exceptions)},
                      {"experts", std::move(experts)}};
   return json.dump(1) + "\n";
 }

@@ -123,6 +123,10 @@ const ExpertQuality* UnfinishedOutput::find(ExpertId id) const {
   return found == plan_.experts.end() ? nullptr : &found->second;
 }
 
+Status UnfinishedOutput::save_exceptions() const {
+  return write_text_file(plan_path(), to_json(plan_));
+}
+
 Status UnfinishedOutput::close() {
   // Everything must have its name before the plan is removed, including files that an earlier run
   // renamed but did not sync.

@@ -31,6 +31,9 @@ class UnfinishedOutput {
   // enough, since find() is only called for an expert if all its shards are finished.
   void add(ExpertId id, const ExpertQuality& quality) { plan_.experts[id] = quality; }
   const ExpertQuality* find(ExpertId id) const;
+  // Counts of CSF's exceptions, of this run and earlier ones. save_exceptions makes them durable.
+  std::map<ExpertId, ExceptionCounts>& exceptions() { return plan_.exceptions; }
+  Status save_exceptions() const;
 
   const QuantizePlan& plan() const { return plan_; }
   // Finishes OUT, which has everything else: it is a checkpoint from here on.

@@ -11,7 +11,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr int kScaleBytes = 127;  // valid block scales 0x00..0x7E
+constexpr int kValidScales = 127;  // valid block scales 0x00..0x7E
 
 double unrounded(uint8_t code, uint8_t block_scale, int shift) {
   return std::ldexp(
@@ -20,9 +20,9 @@ double unrounded(uint8_t code, uint8_t block_scale, int shift) {
 }
 
 // For each block scale: bit m is set if codes of magnitude m (0..7) are rounded.
-std::array<uint8_t, kScaleBytes> inexact_magnitudes(int shift) {
-  std::array<uint8_t, kScaleBytes> masks{};
-  for (int byte = 0; byte < kScaleBytes; ++byte)
+std::array<uint8_t, kValidScales> inexact_magnitudes(int shift) {
+  std::array<uint8_t, kValidScales> masks{};
+  for (int byte = 0; byte < kValidScales; ++byte)
     for (uint8_t magnitude = 0; magnitude < 8; ++magnitude) {
       const auto scale = static_cast<uint8_t>(byte);
       const auto rounded = static_cast<double>(e4m3_to_float(fp8_weight(magnitude, scale, shift)));
@@ -40,9 +40,9 @@ constexpr int64_t kMostBlocks = 15;              // the most blocks that a nibbl
 // bits that are set in i. Codes 0 are exact, so there is no coefficient 0.
 using Polynomial = std::array<uint64_t, 8>;
 
-std::array<Polynomial, kScaleBytes> inexact_polynomials(int shift) {
+std::array<Polynomial, kValidScales> inexact_polynomials(int shift) {
   const auto masks = inexact_magnitudes(shift);
-  std::array<Polynomial, kScaleBytes> polynomials{};
+  std::array<Polynomial, kValidScales> polynomials{};
   for (size_t scale = 0; scale < masks.size(); ++scale)
     for (unsigned i = 1; i < 8; ++i) {
       int sum = 0;  // over all magnitudes whose bits are a subset of those of i
@@ -102,7 +102,7 @@ Fp8Weights measure_fp8_weights(const Nvfp4View& matrix) {
 
 Fp8Weights read_fp8_weights(const Fp8Histogram& codes) {
   uint8_t largest = 0;
-  for (uint8_t scale = 0; scale < kScaleBytes; ++scale)
+  for (uint8_t scale = 0; scale < kValidScales; ++scale)
     if (std::ranges::any_of(codes[scale], [](uint64_t count) { return count != 0; }))
       largest = scale;
   Fp8Weights result{.shift = fp8_weight_shift(largest), .inexact = 0};

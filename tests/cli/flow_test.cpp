@@ -186,6 +186,42 @@ TEST(Flow, MomentsOfCalibrateWeighTheErrorsOfQuantize) {
     run_ok({"verify", checked, "--against", made().floats, "--tokens", "4"});
 }
 
+TEST(Flow, CodedBlockScalesAreShownAndVerified) {
+  const std::string out = made().dir.file("coded");
+  const nlohmann::json quantized =
+      json_of({"quantize", made().floats, out, "--search", "mse", "--scale-coding", "csf"});
+  EXPECT_EQ(quantized["scale_coding"], "csf");
+  EXPECT_EQ(made().quantize["scale_coding"], "plain");
+  const nlohmann::json plain = json_of({"inspect", made().packed});
+  EXPECT_EQ(plain["scale_coding"], "plain");
+  EXPECT_FALSE(plain.contains("csf"));
+  const nlohmann::json coded = json_of({"inspect", out});
+  EXPECT_EQ(coded["scale_coding"], "csf");
+  uint64_t files = 0, decoded = 0;
+  for (size_t layer = 0; layer < 2; ++layer) {
+    files += coded["layer_statistics"][layer]["scales_bytes"].get<uint64_t>();
+    decoded += plain["layer_statistics"][layer]["scales_bytes"].get<uint64_t>();
+  }
+  EXPECT_EQ(coded["csf"]["scales_bytes"], files);
+  EXPECT_EQ(coded["csf"]["decoded_scales_bytes"], decoded);
+  EXPECT_LT(files, decoded);
+  EXPECT_THAT(run_ok({"inspect", out}).out, HasSubstr("coded as CSF: "));
+  run_ok({"verify", out, "--against", made().floats, "--tokens", "4"});
+  const std::string states = made().dir.file("coded_states.safetensors");
+  write_states(states);
+  std::vector<std::vector<float>> outputs;
+  for (const std::string& model : {out, made().packed}) {
+    const std::string output = model + "_out.safetensors";
+    run_ok({"run", model, "--layer", "1", "--input", states, "--output", output});
+    outputs.push_back(read_out(output));
+  }
+  EXPECT_EQ(outputs[0], outputs[1]) << "a layer has the same bits";
+  EXPECT_EQ(run_tool({"quantize", made().floats, made().dir.file("other"), "--format",
+                      "compressed-tensors", "--scale-coding", "csf"})
+                .exit_code,
+            2);
+}
+
 TEST(Flow, RunTellsWeightsAndOutputsThatAreNotFinite) {
   const std::string states = made().dir.file("nonfinite.safetensors"),
                     dump = made().dir.file("nonfinite_dump");

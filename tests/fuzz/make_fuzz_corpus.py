@@ -6,6 +6,7 @@ Seeds are small and the same on every run:
 - gguf: headers, and a small model whole
 - config: config.json, or two files with a line "---" between
 - plan: plan files of an unfinished quantize
+- csf: streams of coded block scales
 - c_api and exchange: bytes of a seeded generator, which the target reads as a list of calls
 - index: index.json over the target's shards
 - cache: files without their padding, after the target's flags
@@ -168,13 +169,14 @@ def plan_seeds() -> dict[str, bytes]:
     plan = {
         "what": "nvfp4-moe quantize, unfinished", "version": "0.1.0", "source": "/models/a",
         "files": [{"name": shard, "size_bytes": 4096, "modified_ns": 1700000000123456789, "sample": "0123456789abcdef" * 2}],
-        "config": "f" * 32, "format": "modelopt", "layers": [0, 1], "family": "", "gate_up_order": "", "scales": "max", "calibration": "",
+        "config": "f" * 32, "format": "modelopt", "scale_coding": "csf", "layers": [0, 1], "family": "", "gate_up_order": "", "search": "max", "calibration": "",
         "share_gate_up_scale": True,
         "input_scales": [{"layer": 1, "hidden": 0.5, "intermediate": 0.0}], "max_shard_bytes": 5000000000,
         "shards": [{"name": shard, "xxh3_128": "0" * 32}],
+        "exceptions": [{"layer": 0, "expert": 3, "gate": 7, "up": 0, "down": 12}],
         "experts": [{"layer": 0, "expert": 3, "gate": quality, "up": quality, "down": quality}],
     }  # fmt: skip
-    begun = plan | {"shards": [], "experts": [], "input_scales": []}
+    begun = plan | {"shards": [], "exceptions": [], "experts": [], "input_scales": []}
     wrong = {"negative_size": json.dumps(plan | {"max_shard_bytes": -1})}
     seeds = {"begun": json.dumps(begun), "half_done": json.dumps(plan, indent=1)} | wrong
     return {k: v.encode() for k, v in seeds.items()}
@@ -234,6 +236,19 @@ def repro_seeds() -> dict[str, bytes]:
     return {"header": text, "whole_file": struct.pack("<Q", len(text)) + text + data}
 
 
+def csf_seeds() -> dict[str, bytes]:
+    """Codec, tiles - 1, columns - 1, a fixed stream and exceptions."""
+    row_codes = bytes(range(0x10, 0x12))
+    fixed = (bytes(range(100, 116)) + row_codes * 16) * 2
+    exceptions = struct.pack("<3I", 0x7E000003, 0x00000040, 0xFF00007F)
+    return {
+        "nvfp4": bytes([0, 1, 3]) + fixed + exceptions,
+        "mxfp4": bytes([1, 0, 10]) + bytes([127] * 16) + b"\xff\x07" * 16 + struct.pack("<I", 0x80000001),
+        "unsorted": bytes([0, 1, 3]) + fixed + exceptions[::-1],
+        "high_base": bytes([0, 0, 1]) + bytes([241] * 16) + bytes(16),
+    }
+
+
 WORDS = """dtype shape data_offsets __metadata__ {} [] : , " \\u0000 \\ud83d null true false -0 1e9 0.5
 NaN Infinity -Infinity 1e400 -1e-400 1E0 1.00E+00 time_step_limit
 9223372036854775807 18446744073709551615 architectures model_type quantization_config quant_method quant_algo modelopt
@@ -242,7 +257,7 @@ hidden_size intermediate_size moe_intermediate_size num_experts n_routed_experts
 num_hidden_layers n_shared_experts first_k_dense_replace swiglu_limit swiglu_alpha hidden_act silu text_config
 torch_dtype bfloat16 quantization exclude_modules ignore format nvfp4-pack-quantized mxfp4
 mlp_hidden_act relu2 hybrid_override_pattern layers_block_type moe_latent_size
-what version source files name size_bytes modified_ns sample config layers layer family gate_up_order scales calibration share_gate_up_scale
+what version source files name size_bytes modified_ns sample config layers layer family gate_up_order search scale_coding exceptions calibration share_gate_up_scale
 input_scales hidden intermediate max_shard_bytes shards xxh3_128 experts expert gate up down metadata weight_map
 .safetensors ../ nvfp4_moe_repro range_first hidden_scale activation_format dynamic_token""".split()
 
@@ -259,6 +274,7 @@ def main() -> None:
         "cache": cache_seeds(),
         "repro": repro_seeds(),
         "exchange": random_seeds(20, 16),
+        "csf": csf_seeds(),
     }.items():
         folder = out / target
         folder.mkdir(parents=True, exist_ok=True)

@@ -109,6 +109,7 @@ TEST_F(Resume, OtherOptionsAndAnotherSourceAreRefused) {
   const std::pair<const char*, std::function<void(QuantizeOptions&)>> changes[] = {
       {"search", [](auto& o) { o.search = ScaleSearch::kSweep; }},
       {"format", [](auto& o) { o.format = OutputFormat::kCompressedTensors; }},
+      {"scale_coding", [](auto& o) { o.scale_coding = ScaleCoding::kCsf; }},
       {"share_gate_up_scale", [](auto& o) { o.share_gate_up_scale = false; }},
       {"family", [](auto& o) { o.reading.family = "deepseek_v4"; }},
       {"gate_up_order", [](auto& o) { o.reading.gate_up_order = GateUpOrder::kUpFirst; }},
@@ -238,6 +239,8 @@ TEST(QuantizePlanFile, GoesBothWays) {
                 {"b", uint64_t{1} << 62, INT64_MAX, {}}};
   plan.config = {3, 4};
   plan.format = "modelopt";
+  plan.scale_coding = "csf";
+  plan.exceptions[{1, 2}] = {0, 5, 1 << 24};
   plan.layers = {0, 7};
   plan.search = "mse";
   plan.calibration = "0123456789abcdef0123456789abcdef";

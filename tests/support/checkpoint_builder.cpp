@@ -12,6 +12,7 @@
 #include <random>
 #include <stdexcept>
 
+#include "core/csf.h"
 #include "core/float_formats.h"
 #include "core/quantize.h"
 #include "safetensors/safetensors.h"
@@ -380,6 +381,26 @@ void CheckpointBuilder::render_stacked(int64_t layer) {
     tensors_[tensor_name(layer, 0, projection, "tensor_scale")] = tensor_scales;
     if (!options_.weight_only)
       tensors_[tensor_name(layer, 0, projection, "input_scale")] = input_scales;
+  }
+}
+
+void CheckpointBuilder::code_scales(int64_t layer, bool flat) {
+  const CsfCodec codec =
+      options_.format == SourceFormat::kMxfp4 ? CsfCodec::kMxfp4 : CsfCodec::kNvfp4;
+  for (int64_t e = 0; e < options_.num_experts; ++e) {
+    for (const char* projection : {"gate", "up", "down"}) {
+      const std::string name = tensor_name(layer, e, projection, "scales");
+      const RawTensor plain = std::move(tensors().extract(name).mapped());
+      const int64_t rows = plain.shape[0], cols = plain.shape[1];
+      CsfStreams streams = encode_csf(codec, plain.bytes, rows, cols);
+      const auto size = static_cast<int64_t>(streams.fixed.size());
+      std::vector<int64_t> shape = {rows / 16, size / (rows / 16)};
+      if (flat) shape = {size};
+      tensors_[name + std::string(csf_fixed_suffix(codec))] = {DType::kU8, std::move(shape),
+                                                               std::move(streams.fixed)};
+      tensors_[name + std::string(csf_exceptions_suffix(codec))] = raw_tensor(
+          DType::kU32, {static_cast<int64_t>(streams.exceptions.size())}, streams.exceptions);
+    }
   }
 }
 

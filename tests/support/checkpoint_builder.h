@@ -113,6 +113,9 @@ class CheckpointBuilder {
   std::map<std::string, RawTensor>& tensors();
   nlohmann::json& config() { return config_; }
   nlohmann::json& hf_quant_config() { return hf_quant_; }
+  // Replaces the block scales of a layer's routed experts by streams of CSF (core/csf.h). flat: the
+  // fixed stream in one dimension, as containers have it.
+  void code_scales(int64_t layer, bool flat = false);
   // The name of a tensor: part is "codes", "scales", "tensor_scale" or "input_scale".
   std::string tensor_name(int64_t layer, int64_t expert, const std::string& projection,
                           const std::string& part) const;

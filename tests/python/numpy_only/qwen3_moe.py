@@ -46,7 +46,7 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
     path.write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *(t.tobytes() for t in tensors.values())]))
 
 
-def write_model(directory: Path) -> dict[str, np.ndarray]:
+def write_model(directory: Path, intermediate: int = INTERMEDIATE) -> dict[str, np.ndarray]:
     """Writes it to an existing directory. Returns its tensors as bfloat16 bits."""
     random = np.random.default_rng(7)
     tensors = {}
@@ -55,8 +55,9 @@ def write_model(directory: Path) -> dict[str, np.ndarray]:
         tensors[f"{mlp}.gate.weight"] = bf16_bits(random.standard_normal((EXPERTS, HIDDEN)))
         for expert in range(EXPERTS):
             for name, shape in SHAPES.items():
-                weight = random.standard_normal(shape) * 0.05
+                rows, cols = (intermediate if size == INTERMEDIATE else size for size in shape)
+                weight = random.standard_normal((rows, cols)) * 0.05
                 tensors[f"{mlp}.experts.{expert}.{name}.weight"] = bf16_bits(weight)
     write_safetensors(directory / "model.safetensors", tensors)
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "config.json").write_text(json.dumps({**CONFIG, "moe_intermediate_size": intermediate}))
     return tensors

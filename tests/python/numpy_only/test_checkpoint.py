@@ -8,7 +8,7 @@ import numpy as np
 import nvfp4_moe as nv
 import pytest
 from layers import from_bf16
-from qwen3_moe import EXPERTS, HIDDEN, INTERMEDIATE, TOP_K
+from qwen3_moe import EXPERTS, HIDDEN, INTERMEDIATE, TOP_K, write_model
 
 
 def test_inspect(model):
@@ -40,6 +40,28 @@ def test_quantize_and_read_back(model, form, tmp_path):
         # Half a step of E2M1 is at most its block scale, which is amax/6 rounded to E4M3: at most 1/17 above.
         amax = np.abs(x).reshape(*x.shape[:-1], -1, 16).max(-1).repeat(16, -1)
         assert y.shape == x.shape and (np.abs(y - x) <= amax / 6 * (1 + 1 / 16)).all()
+
+
+def test_coded_block_scales_load_as_the_plain_ones(model, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    write_model(source, intermediate=64)
+    for coding in ("plain", "csf"):
+        done = nv.quantize_checkpoint(source, tmp_path / coding, scale_coding=coding)
+        assert done["scale_coding"] == coding
+    plain, coded = (nv.inspect(tmp_path / coding)["statistics"] for coding in ("plain", "csf"))
+    for layer in (0, 1):
+        assert coded[layer]["csf"] and not plain[layer]["csf"]
+        assert coded[layer]["decoded_scales_bytes"] == plain[layer]["scales_bytes"] != coded[layer]["scales_bytes"]
+        for expert in range(EXPERTS):
+            ours, theirs = (nv.load_expert(tmp_path / coding, layer, expert) for coding in ("csf", "plain"))
+            for part in ("gate", "up", "down"):
+                assert (ours[part]["codes"] == theirs[part]["codes"]).all()
+                assert (ours[part]["scales"] == theirs[part]["scales"]).all()
+    with pytest.raises(ValueError, match="scale_coding"):
+        nv.quantize_checkpoint(source, tmp_path / "other", scale_coding="zip")
+    with pytest.raises(nv.Unsupported, match="an even number of columns"):  # 48 / 16 scales a row of down
+        nv.quantize_checkpoint(model[0], tmp_path / "other", scale_coding="csf")
 
 
 def test_options_and_slices(model, tmp_path):

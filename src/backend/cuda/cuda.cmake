@@ -4,7 +4,7 @@
 # for the test that reads them.
 
 # cuda_batches(NAME OUT source...): the sources, several .cu files in one. Headers are parsed again for each
-# architecture, so one file is cheaper than four. For builds that compile everything once, as those for the emulator do: an edit
+# architecture, so one file is cheaper than six files. For builds that compile everything once, as those for the emulator do: an edit
 # of one file compiles its whole batch again. CMake's own UNITY_BUILD takes CUDA from 3.31 on. Names in the unnamed
 # namespaces of a room's files differ, as they do where CMake batches C++.
 function(cuda_batches name out)
@@ -13,7 +13,7 @@ function(cuda_batches name out)
   set(kernels ${ARGN})
   list(FILTER kernels INCLUDE REGEX "\\.cu$")
   list(LENGTH kernels count)
-  math(EXPR batches "(${count} + 3) / 4")
+  math(EXPR batches "(${count} + 5) / 6")
   set(index 0)
   foreach(kernel ${kernels})
     math(EXPR batch "${index} % ${batches}")  # neighbours cost alike: they go to different batches

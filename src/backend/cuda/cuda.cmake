@@ -3,10 +3,10 @@
 # -fmad=false: the roundings that the contract names, and no others. -v: registers and spills, kept beside each object
 # for the test that reads them.
 
-# cuda_batches(NAME OUT source...): the sources, several .cu files in one. Headers are parsed again for each
-# architecture, so one file is cheaper than six files. For builds that compile everything once, as those for the emulator do: an edit
-# of one file compiles its whole batch again. CMake's own UNITY_BUILD takes CUDA from 3.31 on. Names in the unnamed
-# namespaces of a room's files differ, as they do where CMake batches C++.
+# cuda_batches(NAME OUT source...): the sources, up to six .cu files in one, because nvcc parses the headers again for each
+# file and architecture. For builds that compile everything once, as those for the emulator do: an edit of one file compiles
+# its whole batch again. CMake's own UNITY_BUILD takes CUDA from 3.31 on. Names in the unnamed namespaces of a room's files
+# differ, as they do where CMake batches C++.
 function(cuda_batches name out)
   set(rest ${ARGN})
   list(FILTER rest EXCLUDE REGEX "\\.cu$")

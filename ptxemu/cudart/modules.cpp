@@ -1,5 +1,6 @@
 // Kernels: PTX from the program's fat binaries, translated and compiled at the first launch, and
 // cached by its hash.
+// Long because a kernel's text, its translation and its launch share what is known of its module.
 #include <dlfcn.h>
 #include <sys/file.h>
 #include <sys/stat.h>

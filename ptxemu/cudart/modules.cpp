@@ -1,5 +1,6 @@
 // Kernels: PTX from the program's fat binaries, translated and compiled at the first launch, and
 // cached by its hash.
+// Long because a kernel's text, its translation and its launch share what is known of its module.
 #include <dlfcn.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -25,6 +26,7 @@ namespace ptxemu {
 struct Kernel {
   Module* module;
   std::string name;
+  std::string text = {};                   // the translated part of the module's text
   const KernelInfo* translations[2] = {};  // without and with calls to the checker of order
   uint64_t dynamic_limit = 49152;
 };
@@ -33,7 +35,6 @@ struct Module {
   std::vector<std::string> texts;  // PTX of several architectures
   const std::string* text = nullptr;
   bool compressed = false, chosen = false;
-  std::string hash;
   uint8_t* variables = nullptr;
   std::map<std::string, std::unique_ptr<Kernel>> kernels;
 };
@@ -152,7 +153,31 @@ void choose(Module* module) {
   if (module->chosen) return;
   module->chosen = true;
   if (!module->text) module->text = newest_text(*module);
-  if (module->text) module->hash = hash_of(*module->text);
+}
+
+// A module's text without its other kernels. A translation depends on nothing else, so it serves
+// all architectures for which nvcc generates the same kernel.
+std::string part_of_kernel(const std::string& text, const std::string& kernel) {
+  std::string part;
+  size_t kept = 0, entry = 0;
+  while ((entry = text.find(".entry", entry)) != std::string::npos) {
+    const size_t name = text.find_first_not_of(" \t\r\n", entry + 6),
+                 name_end = text.find_first_of(" \t\r\n({;", name);
+    size_t end = text.find_first_of("{;", entry);
+    const bool declared = end < text.size() && text[end] == ';';
+    for (int depth = declared ? 0 : 1; depth > 0 && ++end < text.size();) {
+      if (text.compare(end, 2, "//") == 0) end = std::min(text.find('\n', end), text.size() - 1);
+      depth += (text[end] == '{') - (text[end] == '}');
+    }
+    if (end >= text.size()) return text;
+    if (text.compare(name, name_end - name, kernel) != 0) {
+      const size_t begin = std::max(text.rfind('\n', entry) + 1, kept);
+      part.append(text, kept, begin - kept);
+      kept = end + 1;
+    }
+    entry = end + 1;
+  }
+  return part.append(text, kept);
 }
 
 void write_once(const std::filesystem::path& path, const std::string& text) {
@@ -220,7 +245,8 @@ cudaError_t load(Kernel* kernel, bool checked) {
   Hash name;
   name.add(kernel->name);
   const std::string* text = edited(module->text, kernel->name, folder);
-  const std::string hash = text == module->text ? module->hash : hash_of(*text);
+  if (kernel->text.empty()) kernel->text = part_of_kernel(*text, kernel->name);
+  const std::string hash = hash_of(kernel->text);
   const std::filesystem::path base = folder / (hash + "-" + name.hex() + (checked ? "-order" : "")),
                               library = base.string() + ".so";
   if (!std::filesystem::exists(library)) {
@@ -228,7 +254,7 @@ cudaError_t load(Kernel* kernel, bool checked) {
     const int lock = open((base.string() + ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666);
     if (lock < 0 || flock(lock, LOCK_EX) != 0) return cudaErrorInvalidPtx;
     const std::filesystem::path ptx = folder / (hash + ".ptx");
-    write_once(ptx, *text);
+    write_once(ptx, kernel->text);
     const bool done =
         std::filesystem::exists(library) || translate(ptx, kernel->name, library, checked);
     close(lock);
@@ -242,7 +268,7 @@ cudaError_t load(Kernel* kernel, bool checked) {
   }
   const auto* info = static_cast<const KernelInfo*>(dlsym(handle, "kernel_info"));
   kernel->translations[checked] = info;
-  note_source(info, text);
+  note_source(info, &kernel->text);
   struct ModuleVariables {
     uint64_t bytes;
     const uint8_t* initial;

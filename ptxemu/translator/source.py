@@ -4,6 +4,7 @@ import re
 
 from .errors import TranslationError
 
+BRACE = re.compile("[{}]")
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 LABEL = re.compile(r"([A-Za-z$_%][\w$]*)\s*:(?!:)")
 TABLE = re.compile(r"\s*\.branchtargets\b([^;]*);")
@@ -29,17 +30,14 @@ def split_operands(text):
     return [*found, last] if last else found
 
 
-def closing(text, at, opening="{", ending="}"):
-    """The offset of the bracket that closes the one at `at`."""
+def closing(text, at):
+    """The offset of the brace that closes the one at `at`."""
     depth = 0
-    for place in range(at, len(text)):
-        if text[place] == opening:
-            depth += 1
-        elif text[place] == ending:
-            depth -= 1
-            if depth == 0:
-                return place
-    raise TranslationError(f"expected a closing {ending}")
+    for brace in BRACE.finditer(text, at):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            return brace.start()
+    raise TranslationError("expected a closing }")
 
 
 class Lines:

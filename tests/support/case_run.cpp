@@ -162,17 +162,22 @@ Status CaseRun::run_into(const Batch& batch, Executor& executor, void* stream) c
 }
 
 int64_t CaseRun::broken_guard() const {
-  std::vector<bool> inside(storage_.size());
   const auto start = static_cast<size_t>(base_ - storage_.data());
   const Limits limits{last_tokens_, kGuardBytes, plan_.limits.gemm_config};
   const auto plan =
       backend_->plan(weights_.config, weights_.range, weights_.scales, limits, plan_.device);
   EXPECT_OK(plan);
-  for (const Span& span : plan->workspace.spans)
-    for (size_t i = 0; i < span.size_bytes; ++i) inside[start + span.offset_bytes + i] = true;
-  for (size_t i = 0; i < storage_.size(); ++i)
-    if (!inside[i] && storage_[i] != kPoison)
-      return static_cast<int64_t>(i) - static_cast<int64_t>(start);
+  std::vector<Span> spans = plan->workspace.spans;
+  std::sort(spans.begin(), spans.end(),
+            [](const Span& a, const Span& b) { return a.offset_bytes < b.offset_bytes; });
+  spans.push_back({"end of the storage", storage_.size() - start, 0});
+  size_t at = 0;
+  for (const Span& span : spans) {
+    const size_t begin = start + span.offset_bytes;
+    for (; at < begin; ++at)
+      if (storage_[at] != kPoison) return static_cast<int64_t>(at) - static_cast<int64_t>(start);
+    at = std::max(at, begin + span.size_bytes);
+  }
   return -1;
 }
 

@@ -44,7 +44,8 @@ def form(word, pattern=""):
     """
 
     def declare(function):
-        FORMS.setdefault(word, []).append((re.compile(re.sub(r"\s+", "", pattern)), function))
+        # Not compiled here: compiling all took half of a short translation, and re caches those that a kernel uses.
+        FORMS.setdefault(word, []).append(("".join(pattern.split()), function))
         return function
 
     return declare
@@ -167,7 +168,7 @@ def translate(kernel, name, operands):
         operands = operands[:-1]
     known = False
     for pattern, function in FORMS[word]:
-        if match := pattern.fullmatch("." + modifiers if modifiers else ""):
+        if match := re.fullmatch(pattern, "." + modifiers if modifiers else ""):
             known = True
             try:
                 code = function(kernel, match.groupdict(), list(operands))

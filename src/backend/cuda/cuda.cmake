@@ -3,17 +3,17 @@
 # -fmad=false: the roundings that the contract names, and no others. -v: registers and spills, kept beside each object
 # for the test that reads them.
 
-# cuda_batches(NAME OUT source...): the sources, several .cu files in one. Headers are parsed again for each
-# architecture, so one file is cheaper than four. For builds that compile everything once, as those for the emulator do: an edit
-# of one file compiles its whole batch again. CMake's own UNITY_BUILD takes CUDA from 3.31 on. Names in the unnamed
-# namespaces of a room's files differ, as they do where CMake batches C++.
+# cuda_batches(NAME OUT source...): the sources, up to six .cu files in one, because nvcc parses the headers again for each
+# file and architecture. For builds that compile everything once, as those for the emulator do: an edit of one file compiles
+# its whole batch again. CMake's own UNITY_BUILD takes CUDA from 3.31 on. Names in the unnamed namespaces of a room's files
+# differ, as they do where CMake batches C++.
 function(cuda_batches name out)
   set(rest ${ARGN})
   list(FILTER rest EXCLUDE REGEX "\\.cu$")
   set(kernels ${ARGN})
   list(FILTER kernels INCLUDE REGEX "\\.cu$")
   list(LENGTH kernels count)
-  math(EXPR batches "(${count} + 3) / 4")
+  math(EXPR batches "(${count} + 5) / 6")
   set(index 0)
   foreach(kernel ${kernels})
     math(EXPR batch "${index} % ${batches}")  # neighbours cost alike: they go to different batches
@@ -29,20 +29,15 @@ function(cuda_batches name out)
   set(${out} ${rest} PARENT_SCOPE)
 endfunction()
 
-function(cuda_room name)
-  cmake_parse_arguments(ROOM "BATCHES" "" "FOLDERS;USES;ARCHITECTURES" ${ARGN})
-  room_headers(${name} HEADERS ${ROOM_FOLDERS} USES ${ROOM_USES})
-  set(sources "")
-  foreach(folder ${ROOM_FOLDERS})
-    file(GLOB_RECURSE found CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cu
-                                              ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
-    list(APPEND sources ${found})
-  endforeach()
-  if(ROOM_BATCHES AND NVFP4_MOE_EMULATE)
+# cuda_objects(ROOM NAME BATCHES ARCHITECTURES source...): the object library nvfp4_moe_NAME_objects of a room. Without
+# architectures, it takes CMake's.
+function(cuda_objects room name batches architectures)
+  set(sources ${ARGN})
+  if(batches AND NVFP4_MOE_EMULATE)
     cuda_batches(${name} sources ${sources})
   endif()
   add_library(nvfp4_moe_${name}_objects OBJECT ${sources})
-  target_link_libraries(nvfp4_moe_${name}_objects PRIVATE nvfp4_moe_flags nvfp4_moe_${name}_headers
+  target_link_libraries(nvfp4_moe_${name}_objects PRIVATE nvfp4_moe_flags nvfp4_moe_${room}_headers
                                                           nvfp4_moe_cudart)
   target_compile_options(nvfp4_moe_${name}_objects PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xptxas=-v;-Xcompiler=-Wall,-Wextra;-Wno-deprecated-gpu-targets>")
@@ -52,13 +47,35 @@ function(cuda_room name)
   if(EXISTS ${report})
     set_target_properties(nvfp4_moe_${name}_objects PROPERTIES RULE_LAUNCH_COMPILE "sh ${report} <OBJECT>")
   endif()
-  if(ROOM_ARCHITECTURES)
-    set_target_properties(nvfp4_moe_${name}_objects PROPERTIES CUDA_ARCHITECTURES ${ROOM_ARCHITECTURES})
+  if(architectures)
+    set_target_properties(nvfp4_moe_${name}_objects PROPERTIES CUDA_ARCHITECTURES "${architectures}")
   endif()
   set_property(GLOBAL APPEND PROPERTY NVFP4_MOE_ROOM_OBJECTS $<TARGET_OBJECTS:nvfp4_moe_${name}_objects>)
 endfunction()
 
-cuda_room(cuda FOLDERS backend/cuda USES backend BATCHES)
+# UNCHECKED: files whose kernels are not in the list of tools/check/check_ptxas.py. ./dev test makes only PTX of them,
+# because ptxas takes longer than the rest of nvcc.
+function(cuda_room name)
+  cmake_parse_arguments(ROOM "BATCHES" "" "FOLDERS;USES;ARCHITECTURES;UNCHECKED" ${ARGN})
+  room_headers(${name} HEADERS ${ROOM_FOLDERS} USES ${ROOM_USES})
+  set(sources "")
+  foreach(folder ${ROOM_FOLDERS})
+    file(GLOB_RECURSE found CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cu
+                                              ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
+    list(APPEND sources ${found})
+  endforeach()
+  if(ROOM_UNCHECKED AND NVFP4_MOE_PTX_ARCHITECTURES)
+    list(TRANSFORM ROOM_UNCHECKED PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+    list(REMOVE_ITEM sources ${ROOM_UNCHECKED})
+    cuda_objects(${name} ${name}_ptx "${ROOM_BATCHES}" "${NVFP4_MOE_PTX_ARCHITECTURES}" ${ROOM_UNCHECKED})
+  endif()
+  cuda_objects(${name} ${name} "${ROOM_BATCHES}" "${ROOM_ARCHITECTURES}" ${sources})
+endfunction()
+
+set(unchecked device/measure exchange/peer_sums exchange/ranks pack/fp8_pack pack/pack pack/replace pack/source_check
+              steps/format steps/linear steps/weigh)
+list(TRANSFORM unchecked REPLACE "(.+)" "backend/cuda/\\1.cu")
+cuda_room(cuda FOLDERS backend/cuda USES backend BATCHES UNCHECKED ${unchecked})
 cuda_room(sm80 FOLDERS backend/sm80 USES cuda)
 # Rooms of one architecture hold its machine code alone; for the emulator its PTX besides.
 set(code -real)

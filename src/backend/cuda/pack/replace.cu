@@ -22,7 +22,7 @@ namespace nvfp4_moe::internal::cuda {
 namespace {
 
 // See pack.cu: does not wait for other threads' work.
-const cudaStream_t kStream = cudaStreamPerThread;
+const cudaStream_t kReplaceStream = cudaStreamPerThread;
 
 constexpr int kPutThreads = 256;
 constexpr int64_t kMostPutCtas = 1024;
@@ -93,7 +93,7 @@ ExpertParts parts_of(const PackedWeights& weights, int64_t local_expert,
 Result<Buffer> allocate_pooled(size_t size_bytes, int device, const char* purpose,
                                std::shared_ptr<void*> release_in) {
   void* data = nullptr;
-  cudaError_t error = cudaMallocAsync(&data, size_bytes, kStream);
+  cudaError_t error = cudaMallocAsync(&data, size_bytes, kReplaceStream);
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     size_t free_bytes = 0, total_bytes = 0;
@@ -110,7 +110,7 @@ Result<Buffer> allocate_pooled(size_t size_bytes, int device, const char* purpos
                   const OutsideCaptures outside;
                   cudaFreeAsync(bytes, static_cast<cudaStream_t>(*release_in));
                 });
-  NVFP4_MOE_TRY(check(cudaStreamSynchronize(kStream), purpose));
+  NVFP4_MOE_TRY(check(cudaStreamSynchronize(kReplaceStream), purpose));
   return Result<Buffer>(std::move(buffer));
 }
 
@@ -130,7 +130,7 @@ Result<StagedExpert> stage(const PackedWeights& weights, int64_t local_expert,
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
   const ExpertRange range{0, shared ? 0 : 1};
   StagedExpert staged{{config, range, weights.scales, std::vector<TensorScales>(1), Buffer()},
-                      std::make_shared<void*>(kStream)};
+                      std::make_shared<void*>(kReplaceStream)};
   PackedWeights& one = staged.weights;
   one.device = weights.device;
   NVFP4_MOE_ASSIGN(one.bytes,
@@ -139,7 +139,7 @@ Result<StagedExpert> stage(const PackedWeights& weights, int64_t local_expert,
   NVFP4_MOE_ASSIGN(
       one.staging,
       allocate_pooled(static_cast<size_t>(expert_staging_bytes(one, only)), weights.device,
-                      "staging for packing", std::make_shared<void*>(kStream)));
+                      "staging for packing", std::make_shared<void*>(kReplaceStream)));
   NVFP4_MOE_TRY(pack(one, only, source));
   one.staging = {};
   return Result<StagedExpert>(std::move(staged));

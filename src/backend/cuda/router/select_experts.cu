@@ -14,28 +14,29 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kSelectWarps = 4;
 
 template <int kPerLane>
-__global__ void __launch_bounds__(32 * kWarps)
+__global__ void __launch_bounds__(32 * kSelectWarps)
     select_experts_kernel(const SelectExperts call, bool vectors) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();  // not earlier: later kernels may rely on what preceded this kernel
-  const int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  const int64_t token = int64_t{blockIdx.x} * kSelectWarps + threadIdx.x / 32;
   if (token < call.tokens) select_token<kPerLane>(call, token, vectors);
 }
 
 template <int kPerLane>
 Status launch_select_experts(const SelectExperts& call, void* stream) {
-  const auto ctas = static_cast<unsigned>((call.tokens + kWarps - 1) / kWarps);
-  return launch<select_experts_kernel<kPerLane>>("select_experts", ctas, 32 * kWarps, 0, stream,
-                                                 call, reads_vectors(call, kPerLane));
+  const auto ctas = static_cast<unsigned>((call.tokens + kSelectWarps - 1) / kSelectWarps);
+  return launch<select_experts_kernel<kPerLane>>("select_experts", ctas, 32 * kSelectWarps, 0,
+                                                 stream, call, reads_vectors(call, kPerLane));
 }
 
 }  // namespace
 
 Status select_experts(int device, const SelectExperts& call, void* stream) {
-  constexpr int64_t kMostTokens = ((int64_t{1} << 31) - 1) * kWarps;  // limit of a grid along x
+  constexpr int64_t kMostTokens =
+      ((int64_t{1} << 31) - 1) * kSelectWarps;  // limit of a grid along x
   if (call.tokens == 0) return {};
   if (call.tokens > kMostTokens)
     return invalid_argument("tokens: expected at most " + std::to_string(kMostTokens) + ", got " +

@@ -24,7 +24,6 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kTokenThreads = kCombineThreads;
 constexpr int kAssignmentsAtOnce = 8;  // rows that a thread reads at once
 // Up to this many CTAs each read the host's failure word, which takes about as long as reading
 // their rows. For more CTAs a separate kernel reads it once.
@@ -74,11 +73,11 @@ __device__ RowCounts from_l2(const RowCounts* counts) {
 // complete before this kernel waits: see combine_tokens.
 template <bool kSmall>
 __device__ void count(const CountArgs& args, int64_t tokens, int64_t cta, int64_t ctas) {
-  constexpr int kReaders = kSmall ? kTokenThreads : 32;  // threads per row
+  constexpr int kReaders = kSmall ? kCombineThreads : 32;  // threads per row
   const int lane = static_cast<int>(threadIdx.x % 32),
             reader = static_cast<int>(threadIdx.x) % kReaders;
-  const int64_t warp = cta * (kTokenThreads / 32) + threadIdx.x / 32,
-                warps = ctas * (kTokenThreads / 32);
+  const int64_t warp = cta * (kCombineThreads / 32) + threadIdx.x / 32,
+                warps = ctas * (kCombineThreads / 32);
   int64_t row_counts[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i)
@@ -197,10 +196,10 @@ struct Assignments {
   }
 };
 
-// A CTA takes a token. It handles kTokenThreads * kChannels channels at a time, every gridDim.y-th
-// such group. kAwaited: rows come from other ranks.
+// A CTA takes a token. It handles kCombineThreads * kChannels channels at a time, every
+// gridDim.y-th such group. kAwaited: rows come from other ranks.
 template <DType kRow, DType kOut, int kChannels, bool kAwaited>
-__global__ void __launch_bounds__(kTokenThreads, kAwaited ? 3 : 0)
+__global__ void __launch_bounds__(kCombineThreads, kAwaited ? 3 : 0)
     combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts,
                    const __grid_constant__ AwaitedRows awaited) {
   ptx::launch_dependents();
@@ -260,12 +259,13 @@ __global__ void __launch_bounds__(kTokenThreads, kAwaited ? 3 : 0)
     store_channels<kOut>(args.out, token * args.hidden + channel, acc);
   };
   const auto hidden = static_cast<int32_t>(args.hidden);
-  auto channel = static_cast<int32_t>((blockIdx.y * kTokenThreads + threadIdx.x) * kChannels);
+  auto channel = static_cast<int32_t>((blockIdx.y * kCombineThreads + threadIdx.x) * kChannels);
   if constexpr (kChannels == kSmallCombineChannels) {
     if (channel < hidden) combine_channels(channel);
   } else {
 #pragma unroll 1
-    for (; channel < hidden; channel += static_cast<int32_t>(gridDim.y) * kTokenThreads * kChannels)
+    for (; channel < hidden;
+         channel += static_cast<int32_t>(gridDim.y) * kCombineThreads * kChannels)
       combine_channels(channel);
   }
   if (kAwaited) ptx::grid_dependency_wait();
@@ -341,7 +341,7 @@ Status combine(const StepContext& step) {
             static_cast<unsigned>(plan.ctas_per_token));
   if (awaits && small)
     grid.y = static_cast<unsigned>(
-        ceil_div(args.hidden, int64_t{kTokenThreads} * kLargeCombineChannels));
+        ceil_div(args.hidden, int64_t{kCombineThreads} * kLargeCombineChannels));
   if (awaited.flags != nullptr && int64_t{grid.x} * grid.y > kWaitingCtas)
     NVFP4_MOE_TRY(launch<await_rows_kernel>("await_rows", 1u, 32, 0, step.stream, awaited));
   if (awaited.link_failed != nullptr && int64_t{grid.x} * grid.y > kCtasThatAskTheHost) {
@@ -352,7 +352,7 @@ Status combine(const StepContext& step) {
   return with_dtype(batch.out_dtype, [&](auto out) {
     const auto launch_as = [&]<DType kRow, int kChannels, bool kAwaited>() {
       return launch<combine_tokens<kRow, out.value, kChannels, kAwaited>>(
-          "combine", grid, kTokenThreads, 0, step.stream, args, counts, awaited);
+          "combine", grid, kCombineThreads, 0, step.stream, args, counts, awaited);
     };
     const auto of_rows = [&]<DType kRow>() {
       if (awaits) return launch_as.template operator()<kRow, kLargeCombineChannels, true>();

@@ -17,7 +17,7 @@ namespace {
 constexpr int kFormatThreads = 256;
 constexpr uint32_t kNanBits = 0x7FC00000u;
 
-unsigned ctas_of(int64_t threads) {
+unsigned format_ctas(int64_t threads) {
   return static_cast<unsigned>(ceil_div(threads, kFormatThreads));
 }
 
@@ -359,11 +359,12 @@ Status quantize(int device, const DeviceQuantize& call, void* queue) {
       constexpr unsigned kMostCtas = 4096;
       if (blocks > 0)
         format_amax<dtype.value>
-            <<<std::min(ctas_of(blocks), kMostCtas), kFormatThreads, 0, stream>>>(
+            <<<std::min(format_ctas(blocks), kMostCtas), kFormatThreads, 0, stream>>>(
                 call.x, blocks, reinterpret_cast<uint32_t*>(call.scales));
       format_tensor_scale<<<1, 1, 0, stream>>>(call.scales, call.tensor_scale);
       if (blocks > 0)
-        format_quantize_weights<dtype.value><<<ctas_of(blocks), kFormatThreads, 0, stream>>>(call);
+        format_quantize_weights<dtype.value>
+            <<<format_ctas(blocks), kFormatThreads, 0, stream>>>(call);
     });
     return check_launch("quantize");
   }
@@ -389,7 +390,7 @@ Status dequantize(int device, const DeviceDequantize& call, void* stream) {
   NVFP4_MOE_TRY(check_ctas("dequantize", ceil_div(blocks, kFormatThreads)));
   with_dtype(call.out_dtype, [&](auto dtype) {
     format_dequantize<dtype.value>
-        <<<ctas_of(blocks), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(call);
+        <<<format_ctas(blocks), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(call);
   });
   return check_launch("dequantize");
 }
@@ -414,7 +415,7 @@ Status swizzle(int device, const uint8_t* linear, int64_t matrices, int64_t rows
   const int64_t threads = matrices * round_up(rows, 128) * ceil_div(scale_cols, 4);
   if (threads == 0) return {};
   NVFP4_MOE_TRY(check_ctas("swizzle", ceil_div(threads, kFormatThreads)));
-  format_swizzle<<<ctas_of(threads), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+  format_swizzle<<<format_ctas(threads), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(
       linear, matrices, rows, scale_cols, swizzled);
   return check_launch("swizzle");
 }
@@ -426,7 +427,7 @@ Status unswizzle(int device, const uint8_t* swizzled, int64_t matrices, int64_t 
   const int64_t threads = matrices * rows * scale_cols;
   if (threads == 0) return {};
   NVFP4_MOE_TRY(check_ctas("unswizzle", ceil_div(threads, kFormatThreads)));
-  format_unswizzle<<<ctas_of(threads), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+  format_unswizzle<<<format_ctas(threads), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(
       swizzled, matrices, rows, scale_cols, linear);
   return check_launch("unswizzle");
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import platform
 import re
 import subprocess
 import uuid
@@ -39,7 +40,8 @@ def debian(package: str) -> dict:
     found = re.search(r"^Files: \*\n(?:.*\n)*?License: (.*)$", text, re.MULTILINE)
     found = found or re.search(r"(GCC Runtime Library Exception)", text)
     licence = found[1] if found else "no licence in its copyright file"
-    return {"version": version, "licence": licence, "purl": f"pkg:deb/debian/{package}@{quote(version)}"}
+    purl = f"pkg:deb/{platform.freedesktop_os_release()['ID']}/{package}@{quote(version)}"
+    return {"version": version, "licence": licence, "purl": purl}
 
 
 def gcc() -> dict:

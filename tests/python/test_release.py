@@ -35,7 +35,7 @@ Older.
 DEV = """#!/bin/sh
 verb_wheel() {
   mkdir -p dist
-  echo "$SOURCE_DATE_EPOCH $TZ $PYTHONHASHSEED $(cat input)" >dist/nvfp4_moe-0.1.0.tar.gz
+  echo "$SOURCE_DATE_EPOCH $TZ $PYTHONHASHSEED $DEBFULLNAME $(cat input)" >dist/nvfp4_moe-0.1.0.tar.gz
   echo "${CXXFLAGS#*=$PWD}" "$CUDACXX" >dist/nvfp4_moe-0.1.0-cp311.whl
 }
 "verb_$1"

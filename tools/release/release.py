@@ -24,7 +24,7 @@ from pathlib import Path
 from sbom import make_sbom, validate
 
 ROOT = Path(__file__).resolve().parents[2]
-# The verbs of ./dev that make files of a release, and the files in dist/ that each must leave.
+# The commands of ./dev that make files of a release, and the files in dist/ that each must leave.
 STEPS = {
     "wheel": ("nvfp4_moe-*.tar.gz", "nvfp4_moe-*.whl"),
     "package": ("*.deb",),
@@ -80,13 +80,16 @@ def lint() -> None:
 
 
 def build_environment(source: Path, epoch: int, cpu: bool) -> dict[str, str]:
-    """Everything that would otherwise differ between two builds: time, locale, paths, and the newest build backend."""
+    """Everything that would otherwise differ between two builds: time, locale, paths, maintainer, build backend."""
     paths = f"-ffile-prefix-map={source}=."
+    name, address = git("log", "-1", "--format=%an%n%ae").splitlines()
     fixed = {
         "SOURCE_DATE_EPOCH": str(epoch),
         "LC_ALL": "C.UTF-8",
         "TZ": "UTC",
         "PYTHONHASHSEED": "0",
+        "DEBFULLNAME": name,
+        "DEBEMAIL": address,
         "CFLAGS": paths,
         "CXXFLAGS": paths,
         "CUDAFLAGS": f"-Xcompiler={paths}",
@@ -100,15 +103,16 @@ def make_artefacts(source: Path, environment: dict[str, str]) -> list[Path]:
     """Runs the verbs of STEPS in the clone and returns their files. A verb that ./dev does not have is named."""
     verbs = re.findall(r"^verb_(\w+)\(\)", (source / "dev").read_text(), re.MULTILINE)
     made: list[Path] = []
-    for verb, patterns in STEPS.items():
+    for command, patterns in STEPS.items():
+        verb, *options = command.split()
         if verb not in verbs:
             print(f"release: no {', '.join(patterns)}: ./dev has no verb {verb}", file=sys.stderr)
             continue
-        subprocess.run([source / "dev", verb], cwd=source, env=environment, check=True, stdout=sys.stderr)
+        subprocess.run([source / "dev", verb, *options], cwd=source, env=environment, check=True, stdout=sys.stderr)
         for pattern in patterns:
             found = sorted((source / "dist").glob(pattern))
             if not found:
-                raise Refused(f"./dev {verb}: expected dist/{pattern}, found no such file")
+                raise Refused(f"./dev {command}: expected dist/{pattern}, found no such file")
             made += found
     return made
 

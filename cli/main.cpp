@@ -52,9 +52,10 @@ int run_command_line(int argc, char** argv) {
                "nvfp4-moe"};  // independent of argv[0]
   app.set_version_flag("--version", NVFP4_MOE_VERSION);
   app.require_subcommand(1);
-  app.footer(
+  const std::string footer =
       "nvfp4-moe VERB --help lists a verb's options.\n"
-      "Exit codes: 0 ok, 1 check failed, 2 usage, 3 unsupported here, 4 bad input.");
+      "Exit codes: 0 ok, 1 check failed, 2 usage, 3 unsupported here, 4 bad input.";
+  app.footer(footer);  // the verbs inherit it
 
   Invocation invocation;
   add_inspect(app, invocation);
@@ -66,6 +67,11 @@ int run_command_line(int argc, char** argv) {
   add_doctor(app, invocation);
   add_explain(app, invocation);
   add_synthesize(app, invocation);
+  add_completion(app);
+  app.footer(
+      "To try it without a model: nvfp4-moe synthesize demo, then quantize demo demo-nvfp4, then "
+      "verify demo-nvfp4 --against demo.\n" +
+      footer);
 
   const bool json = wants_json(argc, argv);
   std::string repro = "nvfp4-moe";
@@ -77,6 +83,11 @@ int run_command_line(int argc, char** argv) {
     const auto parsed = app.get_subcommands();
     const std::string verb = parsed.empty() ? "" : parsed.front()->get_name();
     return usage_error(parse_error_text(app, error, {argv + 1, argv + argc}), json, verb);
+  }
+  if (!invocation.run) {  // completion has printed
+    const std::string trouble = close_stdout();
+    if (!trouble.empty()) print_error("stdout: " + trouble);
+    return trouble.empty() ? kExitOk : kExitBadInput;
   }
   if (!invocation.common.threads) {
     const Result<Env> env = read_env();

@@ -141,7 +141,7 @@ std::string HtmlPage::text(const Json& report) const {
              escaped(report["repro"].text()), escaped(report["version"].text()),
              escaped(host["cpu"].text()), host["available_threads"].get<int64_t>()) +
          "<main id=\"pictures\"></main>\n<noscript><p class=\"note\">The pictures need JavaScript; "
-         "the tables have the same numbers.</p></noscript>\n<section>\n" +
+         "the tables and --json have the numbers.</p></noscript>\n<section>\n" +
          body_ + "</section>\n<script type=\"application/json\" id=\"report\">" + embedded(report) +
          "</script>\n<script>" + std::string(kPageScript) + "</script>\n</body>\n</html>\n";
 }

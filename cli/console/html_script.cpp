@@ -219,6 +219,52 @@ function verify() {
                    tip: `layer ${original[c].layer}: ${db} dB`};
          });
 
+  const expertCount = rows => upTo(Math.max(...rows.map(l => l.num_experts)));
+  const names = rows => rows.map(l => 'layer ' + l.layer);
+  const errorTitle = 'Error by layer and expert';
+  if (original.length) {
+    const own = {};
+    for (const l of original)
+      for (const e of l.original.experts) own[[l.layer, e.expert]] = number(e.relative_l2);
+    const finite = ascending(Object.values(own).filter(isFinite));
+    const least = finite[0], most = finite[finite.length - 1];
+    heat(figure('expert-errors', errorTitle,
+                `Relative L2 of an expert's weights against the original: ${short(least)} to ` +
+                `${short(most)}. A stronger colour is a larger error.`,
+                [['s1', 'error'], ['error', 'not finite'], ['none', 'not compared']]),
+         names(original), expertCount(original), (r, c) => {
+           const layer = original[r].layer, error = own[[layer, c]];
+           const share = most > least ? (error - least) / (most - least) : 0;
+           return {kind: error === undefined ? 'none' : isFinite(error) ? 's1' : 'error',
+                   share: isFinite(error) ? 0.15 + 0.85 * share : 1,
+                   tip: `layer ${layer}, expert ${c}: ` +
+                       (error === undefined ? 'not compared' : short(error))};
+         });
+  } else if (layers.length) {
+    figure('expert-errors', errorTitle, 'Not drawn: this needs --against ORIGINAL. The error ' +
+           'against the exact reference is that of a token, which adds up several experts.');
+  }
+
+  const loads = run.filter(l => l.run.expert_load), loadTitle = 'Expert load by layer';
+  if (loads.length) {
+    heat(figure('load', loadTitle, `Assignments of each expert, by the topk_ids in ` +
+                `${report.input}. The strongest colour is the most in a layer.`,
+                [['s0', 'assignments'], ['none', 'none']]),
+         names(loads), expertCount(loads), (r, c) => {
+           const l = loads[r], load = l.run.expert_load, some = load[c];
+           const all = load.reduce((a, b) => a + b, 0);
+           return {kind: some ? 's0' : 'none',
+                   share: some ? 0.1 + 0.7 * some / Math.max(...load) : 1, text: String(some ?? ''),
+                   tip: `layer ${l.layer}, expert ${c}: ${some} of ${all} assignments of ` +
+                       `${plural(l.run.tokens, 'token')}, ${short(some * load.length / all)} ` +
+                       `times the mean`};
+         });
+  } else if (run.length) {
+    figure('load', loadTitle, 'Not drawn: the ids of this run were drawn from the seed, and ' +
+           'verify does not run the router. Pass --input FILE with hidden and topk_ids of the ' +
+           "model to see the experts' load for these tokens.");
+  }
+
   const counts = report.saturation || [];
   const shares = ['hidden_saturated', 'hidden_zeroed', 'intermediate_saturated',
                   'intermediate_zeroed'];
@@ -300,6 +346,6 @@ draw();
 addEventListener('resize', draw);
 )js";
 
-constexpr std::string_view kPageScriptHash = "2+hF1U+5ltcdkiB1Z6e9/Ipx0U0sBzocbSD+v+SdpV8=";
+constexpr std::string_view kPageScriptHash = "22g5AqmI1g99HRoFXvZjps6eX1UqXJh0c41UQit4p28=";
 
 }  // namespace nvfp4_moe::internal::cli

@@ -57,7 +57,11 @@ Status expand_range(std::string_view part, size_t dots, std::string_view whole,
   if (last < first)
     return invalid_argument(fmt::format("\"{}\": the range ends before it begins", whole));
   if (amount < (multiply ? 2 : 1) || (multiply && first == 0)) {
-    return invalid_argument(fmt::format("\"{}\": the step {} never reaches the end", whole, step));
+    return invalid_argument(
+        fmt::format("\"{}\": expected {}, got the step {} from {}, which never reaches {}", whole,
+                    multiply ? "a first number above 0 and a factor above 1, as in 1..64:x2"
+                             : "a step of at least +1",
+                    step, first, last));
   }
   for (int64_t value = first;;) {
     if (values.size() >= kMostNumbers) return too_many(whole);

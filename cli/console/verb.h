@@ -40,7 +40,8 @@ CLI::App* add_verb(CLI::App& app, Invocation& invocation, const std::string& nam
     verb->add_option("--backend", common.backend,
                      "Implementation to use: auto, or a name that `nvfp4-moe doctor` lists")
         ->group("Common");
-    verb->add_option("--device", common.device, "Device that runs the layers: cpu or cuda:N")
+    verb->add_option("--device", common.device, "Device that runs the layers")
+        ->type_name("cpu|cuda:N")
         ->group("Common")
         ->capture_default_str();
   }

@@ -13,12 +13,14 @@
 
 #include "cli/bench/bandwidth.h"
 #include "cli/bench/host.h"
+#include "cli/bench/rank_batches.h"
 #include "cli/console/lists.h"
 #include "cli/verbs/bench_options.h"
 #include "cli/verbs/output_option.h"
 #include "cli/verbs/ranks.h"
 #include "cli/verbs/shared_options.h"
 #include "cli/verbs/verbs.h"
+#include "parallel/rank_combine.h"
 
 namespace nvfp4_moe::internal::cli {
 namespace {
@@ -235,10 +237,12 @@ void add_bench(CLI::App& app, Invocation& invocation) {
         verb.add_flag("--steps", options.steps, "Time each step of the layer separately too");
         add_ranks(verb, options.ranks, options.over, "Time the layer over N ranks and on one");
         verb.add_option("--combine", options.combine,
-                        "With --ep, how ranks exchange, a list (default: all_to_all,all_reduce)");
+                        "With --ep, how ranks exchange, a list (default: all_to_all,all_reduce)")
+            ->type_name(choice_of<CombineBy>());
         verb.add_option("--routing", options.routing,
                         "With --ep, how tokens select experts, a list of uniform, zipf (some "
-                        "experts are popular) and hot (only experts of rank 0) (default: all)");
+                        "experts are popular) and hot (only experts of rank 0) (default: all)")
+            ->type_name(choice_of<RankRouting>());
         add_html(verb, options.html);
         verb.add_flag("--balance", options.balance,
                       "With --ep, time zipf and hot again with a placement of experts that "

@@ -11,7 +11,9 @@
 namespace nvfp4_moe::internal::cli {
 
 Result<std::vector<int64_t>> token_sweep(const BenchVerb& verb) {
-  NVFP4_MOE_ASSIGN(std::vector<int64_t> sweep, parse_sweep(verb.tokens));
+  Result<std::vector<int64_t>> parsed = parse_sweep(verb.tokens);
+  if (!parsed.ok()) return parsed.status().in("--tokens");
+  std::vector<int64_t> sweep = std::move(*parsed);
   if (*std::max_element(sweep.begin(), sweep.end()) > kMostTokens)
     return invalid_argument(fmt::format("--tokens: expected at most {}, got {}", kMostTokens,
                                         *std::max_element(sweep.begin(), sweep.end())));

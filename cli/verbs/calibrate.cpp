@@ -106,11 +106,13 @@ void add_calibrate(CLI::App& app, Invocation& invocation) {
                         "Instead of --input, random hidden states of this amplitude");
         add_layer_list(verb, options.layers, "Layers to measure");
         add_seed(verb, options.seed);
-        verb.add_option(
-            "--moments", options.moments,
-            "Write second moments by channel to this new file, for quantize --calibration");
+        verb.add_option("--moments", options.moments,
+                        "Write the mean square of each channel (second moments) to this new file, "
+                        "for quantize --calibration")
+            ->type_name(kFile);
         verb.add_option("--write", options.write,
-                        "Copy an NVFP4 checkpoint to this directory, with the measured scales");
+                        "Copy an NVFP4 checkpoint to this new directory, with the measured scales")
+            ->type_name(kDirectory);
         add_reading_choices(verb, options.reading);
       });
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cli/console/lists.h"
+#include "cli/verbs/shared_options.h"
 
 namespace nvfp4_moe::internal::cli {
 namespace {
@@ -32,21 +33,30 @@ Status NumericChoices::apply(MoeOptions& options) const {
 }
 
 void add_numeric_choices(CLI::App& verb, NumericChoices& choices) {
-  const auto add = [&](auto&&... arguments) { verb.add_option(arguments...)->group("Numbers"); };
+  const auto add = [&](auto&&... arguments) {
+    return verb.add_option(arguments...)->group("Numbers");
+  };
   add("--activation-format", choices.activation_format,
       "How activations are quantized: nvfp4 (W4A4), bf16 (W4A16, not at all), int8_block or fp8 "
-      "(W4A8), or auto: what DIR declares or more precise (default)");
+      "(W4A8), or auto: what DIR declares or more precise (default)")
+      ->type_name("auto|" + choice_of<ActivationFormat>());
   add("--activation-scale", choices.activation_scale,
-      "Scale of the layer's input: dynamic_token, static or compat");
+      "Scale of the layer's input: dynamic_token (each token's own, the default), static (the "
+      "checkpoint's input scale, as a power of two) or vllm_order (that scale as it is, in vLLM's "
+      "order of operations)")
+      ->type_name(choice_of<ActivationScale>());
   add("--intermediate-scale", choices.intermediate_scale,
-      "Scale of the activation function's output: dynamic_token, fixed or compat");
+      "Scale of the activation function's output: dynamic_token (the default), fixed (one power of "
+      "two for all) or vllm_order")
+      ->type_name(choice_of<IntermediateScale>());
   add("--intermediate-fixed", choices.intermediate_fixed,
       "Scale for --intermediate-scale fixed, a power of two");
   add("--static-headroom", choices.static_headroom, "Factor of the static scale, a power of two");
   add("--router-weight", choices.router_weight,
-      "Where router weights are multiplied: after_down, before_down or on_input");
-  add("--row-format", choices.row_format,
-      "Type of the experts' results before they are added: bf16 or fp32");
+      "Where router weights are multiplied (default: the model family's)")
+      ->type_name(choice_of<RouterWeight>());
+  add("--row-format", choices.row_format, "Type of the experts' results before they are added")
+      ->type_name(choice_of<RowFormat>());
   verb.add_flag("--batch-invariant", choices.batch_invariant,
                 "Make a token's result independent of the rest of the batch, bit for bit")
       ->group("Numbers");

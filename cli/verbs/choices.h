@@ -17,8 +17,8 @@ namespace nvfp4_moe::internal::cli {
 
 struct NumericChoices {
   std::string activation_format;   // auto | nvfp4 | bf16 | int8_block | fp8
-  std::string activation_scale;    // dynamic_token | static | compat
-  std::string intermediate_scale;  // dynamic_token | fixed | compat
+  std::string activation_scale;    // dynamic_token | static | vllm_order
+  std::string intermediate_scale;  // dynamic_token | fixed | vllm_order
   std::optional<float> intermediate_fixed;
   std::optional<float> static_headroom;
   std::string router_weight;  // after_down | before_down | on_input

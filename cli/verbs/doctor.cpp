@@ -1,6 +1,7 @@
-// doctor: shows whether this machine is ready. Reports the host, the backends of this build, GPUs,
-// engines with an adapter, and a self-test of the number formats and of every backend on a tiny
-// layer. Exit code 1 if a self-test fails. A missing GPU is not a failure.
+// doctor: shows whether this machine is ready. Four lines: the build and a self-test of the number
+// formats and of every backend on a tiny layer; the backends that run here; the engines with an
+// adapter; what is missing. --verbose adds host, GPUs, reasons and the tests. Exit code 1 if a
+// self-test fails. A missing GPU is not a failure.
 #include <fmt/format.h>
 #include <gnu/libc-version.h>
 
@@ -21,12 +22,15 @@
 #include "judge/judge.h"
 #include "moe/layer.h"
 #include "moe/placed_batch.h"
+#include "moe/readiness.h"
 #include "moe/registry.h"
 
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-struct DoctorOptions {};
+struct DoctorOptions {
+  bool verbose = false;
+};
 
 struct Device {
   std::string name;  // "cpu", "cuda:0"
@@ -171,18 +175,25 @@ std::string joined(const std::vector<std::string>& words, const std::string& sep
   return out;
 }
 
-void report_host(Report& report) {
+// A fact under --verbose.
+void detail(const DoctorOptions& options, Report& report, const std::string& label,
+            const std::string& text) {
+  if (options.verbose) report.fact(label, text);
+}
+
+void report_host(const DoctorOptions& options, Report& report) {
   const HostFacts host = read_host();
   std::string limits;
   if (host.memory_limit_bytes > 0)
     limits += ", control group allows " + bytes_text(host.memory_limit_bytes);
   if (host.cpu_limit_cores > 0) limits += fmt::format(", {:.1f} cores", host.cpu_limit_cores);
-  report.fact("version", fmt::format("nvfp4-moe {}, gcc-compatible {}, glibc {}", NVFP4_MOE_VERSION,
-                                     __VERSION__, gnu_get_libc_version()));
-  report.fact("host", fmt::format("{}, {} threads, {}{}", host.cpu, host.threads,
-                                  bytes_text(host.memory_bytes), limits));
-  report.fact("system", host.system);
-  report.fact("cpu has", joined(host.instruction_sets, " "));
+  detail(options, report, "compiler",
+         fmt::format("gcc-compatible {}, glibc {}", __VERSION__, gnu_get_libc_version()));
+  detail(options, report, "host",
+         fmt::format("{}, {} threads, {}{}", host.cpu, host.threads, bytes_text(host.memory_bytes),
+                     limits));
+  detail(options, report, "system", host.system);
+  detail(options, report, "cpu has", joined(host.instruction_sets, " "));
   report.json()["host"] = {{"cpu", host.cpu},
                            {"system", host.system},
                            {"threads", host.threads},
@@ -209,14 +220,14 @@ std::string gpu_backend(const Result<DeviceFacts>& device) {
 }
 
 // The GPUs that CUDA shows, in its order; if it shows none, those that the driver knows of.
-void report_gpus(const std::vector<Device>& devices, Report& report) {
+void report_gpus(const DoctorOptions& options, const std::vector<Device>& devices, Report& report) {
   const std::vector<GpuFacts> known = read_gpus();
   const std::string driver = known.empty() ? "unknown" : known.front().driver;
   Json list = Json::array();
   const auto add = [&](const std::string& name, const std::string& memory, int capability,
                        int units, const std::string& runs) {
-    report.fact(
-        fmt::format("gpu {}", list.size()),
+    detail(
+        options, report, fmt::format("gpu {}", list.size()),
         fmt::format("{} {} driver {}{}: {}", name, memory, driver,
                     capability == 0 ? std::string()
                                     : fmt::format(", compute capability {}.{}, {} multiprocessors",
@@ -238,82 +249,115 @@ void report_gpus(const std::vector<Device>& devices, Report& report) {
     for (const GpuFacts& gpu : known)
       add(gpu.name, gpu.memory, 0, 0, gpu_backend(device_facts("cuda:0")));
   }
-  if (list.empty()) report.fact("gpu", "none here; the CPU backends need none");
+  if (list.empty()) detail(options, report, "gpu", "none here; the CPU backends need none");
   report.json()["gpus"] = list;
 }
 
-Status report_backends(Report& report) {
+// The reasons for and against each backend on --device.
+Result<Json> read_backends(const DoctorOptions& options, Report& report) {
   NVFP4_MOE_ASSIGN(const MoeConfig config, tiny_config(ActivationFormat::kNvfp4));
   NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(report.common().device));
-  const std::vector<BackendReport> choices = explain(config, device, forced);
   Json list = Json::array();
   bool any = false;
-  for (const BackendReport& choice : choices) {
+  for (const BackendReport& choice : explain(config, device, forced)) {
     any = any || choice.chosen;
-    report.fact("backend", fmt::format("{:<14} {:<10}  {}", choice.backend, result_text(choice),
-                                       choice.reason));
+    detail(options, report, "backend",
+           fmt::format("{:<14} {:<10}  {}", choice.backend, result_text(choice), choice.reason));
     list.push_back({{"name", choice.backend},
                     {"chosen", choice.chosen},
                     {"supported", choice.supported},
                     {"reason", choice.reason}});
   }
-  report.json()["backends"] = list;
   if (!any) return unsupported("no backend of this build runs here");
-  return {};
+  return list;
 }
 
-// Never a failure: an engine that is missing or does not fit runs without the library.
-void report_engines(Report& report) {
-  const Result<Json> engines = read_engines();
-  if (!engines.ok()) {
-    report.fact("engines", "--  " + engines.status().message());
-    report.json()["engines"] = nullptr;
-    report.json()["engines_note"] = engines.status().message();
-    return;
-  }
-  for (const Json& engine : *engines) {
-    const std::string version = engine["version"].is_string() ? engine["version"].text() : "--";
-    report.fact("engine", fmt::format("{:<13} {:<12} {}", printable(engine["name"].text()),
-                                      printable(version), printable(engine["note"].text())));
-  }
-  report.json()["engines"] = *engines;
-}
-
-Status doctor(const DoctorOptions&, Report& report) {
-  const std::vector<Device> devices = all_devices();
-  report_host(report);
-  report_gpus(devices, report);
-  NVFP4_MOE_TRY(report_backends(report));
-  report_engines(report);
-
+std::vector<SelfTest> run_self_tests(const std::vector<Device>& devices, Report& report) {
   const auto start = std::chrono::steady_clock::now();
   std::vector<SelfTest> tests = {test_e2m1(), test_e4m3(), test_swizzle()};
   for (SelfTest& test : test_layers(devices, report.executor())) tests.push_back(std::move(test));
-  const double elapsed_s =
+  report.json()["self_test_s"] =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return tests;
+}
 
-  Table table({{"name", "self-test", false}, {"ok", "result", false}, {"detail", "detail", false}});
+void report_version(const Readiness& readiness, const std::vector<SelfTest>& tests,
+                    Report& report) {
+  size_t failed = 0;
   for (const SelfTest& test : tests) {
-    table.add({cell(test.name), verdict(test.ok), cell(test.detail)});
+    failed += !test.ok;
     if (!test.ok) report.fail(test.name + ": " + test.detail);
   }
-  report.table("self_test", table);
-  report.json()["self_test_s"] = elapsed_s;
-  report.fact("verdict",
-              report.failed()
-                  ? "a self-test failed: do not trust results of this build on this machine"
-                  : fmt::format("everything needed is in place ({:.2f} s)", elapsed_s),
-              report.failed() ? Style::kBad : Style::kGood);
+  const std::string result =
+      failed == 0 ? fmt::format("{} self-tests passed", tests.size())
+                  : fmt::format(
+                        "{} of {} self-tests FAILED: do not trust results of this build on "
+                        "this machine",
+                        failed, tests.size());
+  report.fact("version",
+              fmt::format("nvfp4-moe {}, {}; {}", NVFP4_MOE_VERSION, build_text(readiness), result),
+              failed == 0 ? Style::kGood : Style::kBad);
+  report.json()["cuda"] = {{"runtime", readiness.cuda.runtime}, {"driver", readiness.cuda.driver}};
+}
+
+// Never a failure: an engine that is missing or does not fit runs without the library.
+void report_engines(const Result<Json>& engines, Report& report) {
+  report.fact("engines", engines_text(engines));
+  report.json()["engines"] = engines.ok() ? (*engines)["engines"] : Json();
+  if (!engines.ok()) report.json()["engines_note"] = engines.status().message();
+}
+
+void report_missing(std::vector<std::string> missing, Report& report) {
+  for (const std::string& one : missing) report.fact("missing", one, Style::kBad);
+  if (missing.empty()) report.fact("missing", "nothing");
+  report.json()["missing"] = missing;
+}
+
+Status doctor(const DoctorOptions& options, Report& report) {
+  NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
+  NVFP4_MOE_TRY(device_facts(report.common().device).status());
+  NVFP4_MOE_ASSIGN(const Readiness readiness, read_readiness(forced));
+  const std::vector<Device> devices = all_devices();
+  const std::vector<SelfTest> tests = run_self_tests(devices, report);
+  const Result<Json> engines = read_engines();
+
+  report_version(readiness, tests, report);
+  report.fact("backends", backends_text(readiness));
+  report_engines(engines, report);
+  std::vector<std::string> missing = missing_for_gpus(readiness);
+  for (std::string& one : missing_for_engines(engines)) missing.push_back(std::move(one));
+  report_missing(std::move(missing), report);
+
+  report_host(options, report);
+  report_gpus(options, devices, report);
+  NVFP4_MOE_ASSIGN(report.json()["backends"], read_backends(options, report));
+  if (engines.ok()) {
+    for (const Json& engine : (*engines)["engines"]) {
+      const std::string version = engine["version"].is_string() ? engine["version"].text() : "--";
+      detail(options, report, "engine",
+             fmt::format("{:<13} {:<12} {}", printable(engine["name"].text()), printable(version),
+                         printable(engine["note"].text())));
+    }
+  }
+  Table table({{"name", "self-test", false}, {"ok", "result", false}, {"detail", "detail", false}});
+  for (const SelfTest& test : tests)
+    table.add({cell(test.name), verdict(test.ok), cell(test.detail)});
+  report.json()["self_test"] = table.json();
+  if (options.verbose) report.table("self_test", table);
   return {};
 }
 
 }  // namespace
 
 void add_doctor(CLI::App& app, Invocation& invocation) {
-  add_verb<DoctorOptions>(app, invocation, "doctor",
-                          "Show host, GPUs, backends and installed engines, and run a self-test",
-                          UsesBackend::kYes, doctor, [](CLI::App&, DoctorOptions&) {});
+  add_verb<DoctorOptions>(
+      app, invocation, "doctor",
+      "Show which backends and engines work here and what is missing; run a self-test",
+      UsesBackend::kYes, doctor, [](CLI::App& verb, DoctorOptions& options) {
+        verb.add_flag("--verbose", options.verbose,
+                      "Also show host, GPUs, why each backend does or does not run, and each test");
+      });
 }
 
 }  // namespace nvfp4_moe::internal::cli

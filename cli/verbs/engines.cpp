@@ -50,14 +50,28 @@ Result<Json> read_engines() {
   const Answer answer = ask();
   if (answer.exit_code == kTimedOut)
     return unsupported(fmt::format("python3 did not answer in {} s", kSeconds));
-  if (answer.exit_code == kNone)
-    return unsupported("python3 on PATH has no nvfp4_moe (pip install it there)");
+  if (answer.exit_code == kNone) return unsupported("python3 on PATH has no nvfp4_moe");
   if (answer.exit_code != 0)
     return unsupported(fmt::format("python3 ended with {}", answer.exit_code));
   const Json json = Json::parse(answer.text);
-  if (!json.is_object() || json["engines"].size() == 0)
+  if (!json.is_object() || json["engines"].size() == 0 || !json["summary"].is_string())
     return unsupported(fmt::format("python3 gave no report: {}", printable(answer.text, 60)));
-  return json["engines"];
+  return json;
+}
+
+std::string engines_text(const Result<Json>& report) {
+  if (!report.ok())
+    return report.status().message() +
+           "; run python -m nvfp4_moe in the environment of your engine";
+  return fmt::format("{} (in {})", printable((*report)["summary"].text()),
+                     printable((*report)["python"].text()));
+}
+
+std::vector<std::string> missing_for_engines(const Result<Json>& report) {
+  std::vector<std::string> missing;
+  if (!report.ok()) return missing;
+  for (const Json& one : (*report)["missing"]) missing.push_back(printable(one.text()));
+  return missing;
 }
 
 }  // namespace nvfp4_moe::internal::cli

@@ -156,7 +156,8 @@ Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& l
 Status inspect(const InspectOptions& options, Report& report) {
   NVFP4_MOE_ASSIGN(const std::string page, checked_page(options.html, "", {options.path}));
   begin_page(page, report);
-  NVFP4_MOE_ASSIGN(const std::vector<int64_t> memories, parse_list(options.gpu_memory));
+  const Result<std::vector<int64_t>> memories = parse_list(options.gpu_memory);
+  if (!memories.ok()) return memories.status().in("--gpu-memory");
   NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(report.common().device));
   NVFP4_MOE_ASSIGN(const CheckpointOptions reading, options.reading.options());
@@ -181,7 +182,7 @@ Status inspect(const InspectOptions& options, Report& report) {
     report.json()["fit"] = nullptr;
     return {};
   }
-  return report_fit(checkpoint, forced, device, memories, options.max_tokens, report);
+  return report_fit(checkpoint, forced, device, *memories, options.max_tokens, report);
 }
 
 }  // namespace

@@ -25,13 +25,16 @@ std::string list_text(const std::vector<int64_t>& ascending) {
   return out;
 }
 
-Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::string& list) {
+Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::string& list,
+                                           const char* option) {
   if (list.empty()) return model.layers;
-  NVFP4_MOE_ASSIGN(std::vector<int64_t> layers, parse_list(list));
+  Result<std::vector<int64_t>> parsed = parse_list(list);
+  if (!parsed.ok()) return parsed.status().in(option);
+  std::vector<int64_t> layers = std::move(*parsed);
   for (const int64_t layer : layers) {
     if (!std::binary_search(model.layers.begin(), model.layers.end(), layer)) {
       return invalid_argument(
-          fmt::format("--layers: expected layers with experts that can be loaded ({}), got {}",
+          fmt::format("{}: expected layers with experts that can be loaded ({}), got {}", option,
                       list_text(model.layers), layer));
     }
   }

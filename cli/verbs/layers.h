@@ -16,7 +16,8 @@ namespace nvfp4_moe::internal::cli {
 
 // The layers named by a list option; all MoE layers if it is empty. kInvalidArgument, listing the
 // MoE layers, for a number that is not one.
-Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::string& list);
+Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::string& list,
+                                           const char* option = "--layers");
 // "0-2,5,7-9".
 std::string list_text(const std::vector<int64_t>& ascending);
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "cli/bench/host.h"
+#include "cli/verbs/shared_options.h"
 #include "io/files.h"
 #include "io/output_file.h"
 
@@ -51,7 +52,8 @@ Result<std::string> checked_output(const std::string& option, const std::string&
 }
 
 void add_html(CLI::App& verb, std::string& path) {
-  verb.add_option("--html", path, "Write the report to FILE too, as one HTML page with pictures");
+  verb.add_option("--html", path, "Write the report to FILE too, as one HTML page with pictures")
+      ->type_name(kFile);
 }
 
 Result<std::string> checked_page(const std::string& path, const std::string& input,

@@ -31,7 +31,9 @@ Result<QuantizeOptions> engine_options(const QuantizeVerb& verb) {
   QuantizeOptions options;
   NVFP4_MOE_ASSIGN(options.format, parse<OutputFormat>(verb.format, "--format"));
   if (!verb.layers.empty()) {
-    NVFP4_MOE_ASSIGN(options.layers, parse_list(verb.layers));
+    Result<std::vector<int64_t>> layers = parse_list(verb.layers);
+    if (!layers.ok()) return layers.status().in("--layers");
+    options.layers = std::move(*layers);
   }
   NVFP4_MOE_ASSIGN(options.search, parse<ScaleSearch>(verb.search, "--search"));
   options.calibration = verb.calibration;
@@ -130,27 +132,34 @@ void add_quantize(CLI::App& app, Invocation& invocation) {
       "Quantize the experts of a bf16, fp16 or fp32 checkpoint to NVFP4 (resumable)",
       UsesBackend::kNo, quantize, [](CLI::App& verb, QuantizeVerb& options) {
         verb.add_option("IN", options.in, "Checkpoint directory with bf16, fp16 or fp32 weights")
-            ->required();
+            ->required()
+            ->type_name("");
         verb.add_option("OUT", options.out,
                         "Directory to write; the same command resumes an unfinished one")
-            ->required();
-        verb.add_option("--format", options.format,
-                        "Format of the written checkpoint: modelopt or compressed-tensors")
+            ->required()
+            ->type_name("");
+        verb.add_option("--format", options.format, "Format of the written checkpoint")
+            ->type_name(choice_of<OutputFormat>())
             ->capture_default_str();
         add_layer_list(verb, options.layers, "Layers to quantize");
         verb.add_option(
                 "--search", options.search,
                 "How block scales are chosen: max (from the block's maximum), mse (least error of "
                 "two candidates) or sweep (least error of all E4M3 values)")
+            ->type_name(choice_of<ScaleSearch>())
             ->capture_default_str();
         verb.add_option("--max-shard-size", options.max_shard_size,
                         "Size limit of a written file, for example 5GB")
+            ->type_name("SIZE")
             ->capture_default_str();
         verb.add_option("--input-scales", options.input_scales,
-                        "File with activation scales: the output of calibrate --json");
-        verb.add_option("--calibration", options.calibration,
-                        "File with second moments that weigh the errors of mse and sweep: from "
-                        "calibrate --moments, or an imatrix of llama.cpp");
+                        "File with activation scales: the output of calibrate --json")
+            ->type_name(kFile);
+        verb.add_option(
+                "--calibration", options.calibration,
+                "For mse and sweep, how much each channel's error counts: second moments from "
+                "calibrate --moments, or an imatrix of llama.cpp")
+            ->type_name(kFile);
         verb.add_flag("--separate-gate-up", options.separate_gate_up,
                       "Give gate and up separate tensor scales (exact in this library; vLLM "
                       "applies gate's to both)");

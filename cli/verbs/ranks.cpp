@@ -58,8 +58,9 @@ void add_ranks(CLI::App& verb, int& ranks, std::string& over, const std::string&
                   what + "; ranks are threads of this process, or the processes of mpirun or srun")
       ->check(CLI::Range(1, 64));
   verb.add_option(
-      "--over", over,
-      "With --ep on GPUs, how they exchange: nccl or peers (peer memory) (default: nccl)");
+          "--over", over,
+          "With --ep on GPUs, how they exchange: nccl or peers (peer memory) (default: nccl)")
+      ->type_name(choice_of<RanksOver>());
 }
 
 Result<std::optional<RanksOver>> parse_over(const std::string& over, const std::string& device) {

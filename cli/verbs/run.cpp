@@ -254,16 +254,21 @@ void add_run(CLI::App& app, Invocation& invocation) {
       UsesBackend::kYes, run_verb, [](CLI::App& verb, RunVerb& options) {
         add_subject(verb, options.subject, false);
         verb.add_option("--input", options.input,
-                        "Safetensors file with hidden, optionally topk_ids and topk_weights");
+                        "Safetensors file with hidden states: hidden, optionally topk_ids and "
+                        "topk_weights; what is missing is drawn from the seed")
+            ->type_name(kFile);
         verb.add_option("--output", options.output,
-                        "Safetensors file to write the result to, as out");
+                        "Safetensors file to write the result to, as out")
+            ->type_name(kFile);
         add_token_count(verb, "--tokens", options.tokens,
                         "Most tokens to read from the input; 0 reads all");
         verb.add_option("--dump", options.dump,
-                        "Write the call, including the weights, to this file, for --replay");
+                        "Write the call, including the weights, to this file, for --replay")
+            ->type_name(kFile);
         verb.add_option("--replay", options.replay,
                         "Run a dumped call again, and check it against its output and the "
-                        "reference");
+                        "reference")
+            ->type_name(kFile);
       });
 }
 

@@ -8,15 +8,27 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_options.h"
+#include "core/enum_names.h"
 
 namespace nvfp4_moe::internal::cli {
 
 inline constexpr int64_t kMostTokens = int64_t{1} << 24;
 
+// Types of options, for --help and for completion in shells: kFile, kDirectory, or the legal values
+// as "max|mse|sweep".
+inline constexpr const char* kFile = "FILE";
+inline constexpr const char* kDirectory = "DIR";
+std::string choice_of(std::string names);  // of "max, mse, sweep"
+template <class Enum>
+std::string choice_of() {
+  return choice_of(legal_names<Enum>());
+}
+
 void add_checkpoint_directory(CLI::App& verb, std::string& path);
 
 // How to read a checkpoint whose files are ambiguous.
 struct ReadingChoices {
+  std::string family;         // empty: from model_type
   std::string gate_up_order;  // empty: from the family and the names
   std::vector<std::string> accept_tensors;
   Result<CheckpointOptions> options() const;

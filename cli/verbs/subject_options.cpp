@@ -20,7 +20,8 @@ Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales ch
   const std::vector<int64_t>& layers = subject.checkpoint->model().layers;
   if (layers.empty()) return bad_input(fmt::format("{}: no layer with experts", options.path));
   const int64_t layer = options.layer.value_or(layers.front());
-  NVFP4_MOE_TRY(chosen_layers(subject.checkpoint->model(), fmt::format("{}", layer)).status());
+  NVFP4_MOE_TRY(
+      chosen_layers(subject.checkpoint->model(), fmt::format("{}", layer), "--layer").status());
   NVFP4_MOE_ASSIGN(subject.options, subject.checkpoint->layer_options(layer));
   NVFP4_MOE_TRY(options.choices.apply(subject.options));
   // A missing device is refused later, when the layer is opened on it.
@@ -56,14 +57,17 @@ Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales ch
 
 void add_subject(CLI::App& verb, SubjectOptions& options, bool shapes_too) {
   verb.add_option("DIR", options.path,
-                  "Checkpoint: a model directory, or one safetensors or GGUF file");
+                  "Checkpoint: a model directory, or one safetensors or GGUF file")
+      ->type_name("");
   verb.add_option("--layer", options.layer,
                   shapes_too ? "Number of a MoE layer of DIR (default: the first)"
                              : "Number of a MoE layer of DIR");
   if (shapes_too) {
     verb.add_option(
-        "--shape", options.shape,
-        "Instead of DIR, random weights in the sizes of a known model: " + shape_names());
+            "--shape", options.shape,
+            "Instead of DIR, random weights in the sizes of a known model (A and B: two small "
+            "layers of the benchmarks)")
+        ->type_name(choice_of(shape_names()));
     verb.add_option("--experts", options.experts,
                     "With --shape: number of experts, all of them local")
         ->check(CLI::Range(int64_t{1}, int64_t{65536}));

@@ -70,9 +70,9 @@ void add_synthesize(CLI::App& app, Invocation& invocation) {
       UsesBackend::kNo, synthesize, [](CLI::App& verb, SynthesizeVerb& options) {
         SynthesizeOptions& sizes = options.sizes;
         const CLI::Range positive(int64_t{1}, int64_t{1} << 24);
-        verb.add_option("OUT", options.out, "Directory to write")->required();
-        verb.add_option("--family", sizes.family,
-                        "Model family: deepseek_v4, qwen3_moe or nemotron_h")
+        verb.add_option("OUT", options.out, "Directory to write")->required()->type_name("");
+        verb.add_option("--family", sizes.family, "Model family")
+            ->type_name("deepseek_v4|qwen3_moe|nemotron_h")
             ->capture_default_str();
         const auto size = [&](const char* name, int64_t& value, const char* help) {
           verb.add_option(name, value, help)->check(positive)->capture_default_str();
@@ -85,7 +85,8 @@ void add_synthesize(CLI::App& app, Invocation& invocation) {
         verb.add_option("--latent", sizes.latent_size,
                         "nemotron_h: the experts' hidden size, after a projection");
         size("--vocab", sizes.vocab_size, "Size of the vocabulary");
-        verb.add_option("--dtype", options.dtype, "Type of the weights: BF16, F16 or F32")
+        verb.add_option("--dtype", options.dtype, "Type of the weights")
+            ->type_name("BF16|F16|F32")
             ->capture_default_str();
         add_seed(verb, sizes.seed);
         verb.add_option("--max-shard-size", options.max_shard_size,

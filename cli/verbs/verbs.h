@@ -15,4 +15,8 @@ void add_doctor(CLI::App& app, Invocation& invocation);
 void add_explain(CLI::App& app, Invocation& invocation);
 void add_synthesize(CLI::App& app, Invocation& invocation);
 
+// `completion SHELL` prints a script of that shell, made from the options of `app`. It is not run
+// as the other verbs are: parsing it prints, and leaves the invocation empty.
+void add_completion(CLI::App& app);
+
 }  // namespace nvfp4_moe::internal::cli

@@ -329,6 +329,7 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
   if (!verified.passed() && !report.failed()) report.fail("a check of the whole checkpoint failed");
   report.json()["path"] = verb.path;
   report.json()["device"] = options.device;
+  report.json()["input"] = verb.input.empty() ? Json(nullptr) : Json(verb.input);
   report.json()["against"] = verb.against.empty() ? Json(nullptr) : Json(verb.against);
   report.json()["failed_layers"] = verified.failed_layers();
   report.json()["elapsed_s"] = verified.seconds;
@@ -345,18 +346,21 @@ void add_verify(CLI::App& app, Invocation& invocation) {
       UsesBackend::kYes, verify_verb, [](CLI::App& verb, VerifyVerb& options) {
         add_checkpoint_directory(verb, options.path);
         verb.add_option("--against", options.against,
-                        "The original checkpoint that DIR was quantized from");
+                        "The original checkpoint that DIR was quantized from")
+            ->type_name(kDirectory);
         add_layer_list(verb, options.layers, "Layers to check");
         add_states(verb, options.input, options.tokens, 0, "default 32; 0 skips the run");
-        verb.add_option("--limit", options.limit_sqnr_db,
-                        "With --against: lowest SQNR of a layer in dB that passes");
+        verb.add_option(
+            "--limit", options.limit_sqnr_db,
+            "With --against: lowest signal to quantization noise ratio of a layer in dB "
+            "that passes");
         add_seed(verb, options.seed);
         add_numeric_choices(verb, options.choices);
         add_expert_range(verb, options.part);
         add_ranks(verb, options.ranks, options.over,
                   "Compare each layer over N ranks with one rank");
-        verb.add_option("--combine", options.combine,
-                        "With --ep, how ranks exchange: all_to_all or all_reduce")
+        verb.add_option("--combine", options.combine, "With --ep, how ranks exchange")
+            ->type_name(choice_of<CombineBy>())
             ->capture_default_str();
         add_reading_choices(verb, options.reading);
         add_html(verb, options.html);

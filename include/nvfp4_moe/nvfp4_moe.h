@@ -90,7 +90,7 @@ enum {
   NVFP4_MOE_FORMAT_BF16 = 1,  /* W4A16 */
   /* W4A8: int8, one fp32 scale per 16; takes no other scale option */
   NVFP4_MOE_FORMAT_INT8_BLOCK = 2,
-  /* W4A8: E4M3, a power of two per row; weights rounded to E4M3. Not COMPAT */
+  /* W4A8: E4M3, a power of two per row; weights rounded to E4M3. Not VLLM_ORDER */
   NVFP4_MOE_FORMAT_FP8 = 3
 };
 typedef int32_t nvfp4_moe_scale; /* of hidden */
@@ -98,13 +98,13 @@ enum {
   NVFP4_MOE_SCALE_DYNAMIC_TOKEN = 0, /* each row's own power of two; needs no calibration */
   /* the input scale, rounded up to a power of two, times static_headroom */
   NVFP4_MOE_SCALE_STATIC = 1,
-  NVFP4_MOE_SCALE_COMPAT = 2 /* the input scale as it is, in vLLM's operation order */
+  NVFP4_MOE_SCALE_VLLM_ORDER = 2 /* the input scale as it is, in vLLM's operation order */
 };
 typedef int32_t nvfp4_moe_intermediate_scale; /* of the activation's output */
 enum {
   NVFP4_MOE_INTERMEDIATE_SCALE_DYNAMIC_TOKEN = 0,
   NVFP4_MOE_INTERMEDIATE_SCALE_FIXED = 1,
-  NVFP4_MOE_INTERMEDIATE_SCALE_COMPAT = 2
+  NVFP4_MOE_INTERMEDIATE_SCALE_VLLM_ORDER = 2
 };
 typedef int32_t nvfp4_moe_router_weight;
 enum {
@@ -345,6 +345,9 @@ typedef struct nvfp4_moe_checkpoint_options {
    * are errors otherwise. */
   const char* const* accept_tensors;
   size_t accept_count;
+  /* Model type, or family, whose rules read a config.json with an unknown model_type. NULL: such a
+   * checkpoint is an error, which names what fits. */
+  const char* family;
 } nvfp4_moe_checkpoint_options;
 /* Opens a checkpoint with options, which may be NULL. Otherwise as nvfp4_moe_checkpoint_open. Any
  * thread. */
@@ -599,7 +602,7 @@ typedef struct nvfp4_moe_linear_options {
   const uint8_t* codes;        /* (rows, cols/2) */
   const uint8_t* block_scales; /* (rows, cols/16) */
   float tensor_scale;
-  float input_scale;     /* the checkpoint's number, for STATIC and COMPAT */
+  float input_scale;     /* the checkpoint's number, for STATIC and VLLM_ORDER */
   float static_headroom; /* a power of two; 0: 1 */
   nvfp4_moe_format activation_format;
   nvfp4_moe_scale activation_scale;
@@ -675,11 +678,11 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_quantize_static(const void* x, nvfp4_mo
                                                          nvfp4_moe_quantize_counts* counts);
 /* Quantizes activations in vLLM's operation order, with any positive normal tensor_scale. Rows with
  * NaN or Inf as above. */
-NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_quantize_compat(const void* x, nvfp4_moe_dtype dtype,
-                                                         int64_t rows, int64_t cols,
-                                                         float tensor_scale, uint8_t* codes,
-                                                         uint8_t* block_scales,
-                                                         nvfp4_moe_quantize_counts* counts);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_quantize_vllm_order(const void* x, nvfp4_moe_dtype dtype,
+                                                             int64_t rows, int64_t cols,
+                                                             float tensor_scale, uint8_t* codes,
+                                                             uint8_t* block_scales,
+                                                             nvfp4_moe_quantize_counts* counts);
 /* Options of nvfp4_moe_swiglu_quantize. */
 typedef struct nvfp4_moe_swiglu {
   size_t struct_size;
@@ -752,7 +755,8 @@ enum {
   NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN = 1, /* tensor_scale: 0 */
   /* tensor_scale: a positive number, rounded up to a power of two */
   NVFP4_MOE_QUANTIZE_MODE_STATIC = 2,
-  NVFP4_MOE_QUANTIZE_MODE_COMPAT = 3 /* tensor_scale: the input scale, a positive normal number */
+  NVFP4_MOE_QUANTIZE_MODE_VLLM_ORDER =
+      3 /* tensor_scale: the input scale, a positive normal number */
 };
 /* Quantizes on a GPU. search: NVFP4_MOE_SEARCH_MAX, or with WEIGHTS also NVFP4_MOE_SEARCH_MSE;
  * _SWEEP is UNSUPPORTED. scales: with DYNAMIC_TOKEN (rows), NaN for a row with NaN or Inf;

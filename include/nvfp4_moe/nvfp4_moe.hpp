@@ -322,11 +322,12 @@ inline void quantize_static(const void* x, nvfp4_moe_dtype dtype, std::int64_t r
   check(
       nvfp4_moe_quantize_static(x, dtype, rows, cols, &tensor_scale, codes, block_scales, counts));
 }
-inline void quantize_compat(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows,
-                            std::int64_t cols, float tensor_scale, std::uint8_t* codes,
-                            std::uint8_t* block_scales,
-                            nvfp4_moe_quantize_counts* counts = nullptr) {
-  check(nvfp4_moe_quantize_compat(x, dtype, rows, cols, tensor_scale, codes, block_scales, counts));
+inline void quantize_vllm_order(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows,
+                                std::int64_t cols, float tensor_scale, std::uint8_t* codes,
+                                std::uint8_t* block_scales,
+                                nvfp4_moe_quantize_counts* counts = nullptr) {
+  check(nvfp4_moe_quantize_vllm_order(x, dtype, rows, cols, tensor_scale, codes, block_scales,
+                                      counts));
 }
 inline void quantize_int8_block(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows,
                                 std::int64_t cols, std::int8_t* codes, float* block_scales,

@@ -1,6 +1,11 @@
 # Long because the docstring of every function is its reference.
 """Mixture-of-experts layers with NVFP4 weights: layers, routers, checkpoints and the number format.
 
+    layer = nvfp4_moe.MoeLayer.from_checkpoint("model-nvfp4", 0)       # the model's layer 0, on the CPU
+    out = layer.run(hidden, topk_ids, topk_weights)                    # (T, hidden_size), (T, top_k), (T, top_k)
+
+`python -m nvfp4_moe` shows what works on this machine. docs/how-to/python.md is the guide.
+
 An NVFP4 tensor (..., K), with K a multiple of 16, has three parts:
 
     codes         uint8 (..., K/2)    two E2M1 codes a byte, the even element along K in the low nibble
@@ -35,11 +40,11 @@ An argument that is not an array raises TypeError. Every function may be called 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._build import missing_cuda as _missing_cuda
@@ -60,12 +65,13 @@ from ._core import (
     __version__,
     propose_placement,
 )
-from .config import MoeConfig
-from .config import dump_options as _dump_options
-from .exchange import callback_exchange, torch_exchange
-from .layer import MoeLayer
-from .linear import Nvfp4Linear
-from .router import RouterConfig, router_gemm, select_experts
+
+if TYPE_CHECKING:
+    from .config import MoeConfig
+    from .exchange import callback_exchange, torch_exchange
+    from .layer import MoeLayer
+    from .linear import Nvfp4Linear
+    from .router import RouterConfig, router_gemm, select_experts
 
 __all__ = [
     "BadInput",
@@ -116,6 +122,34 @@ __all__ = [
 for _public in (Checkpoint, Error, *Error.__subclasses__()):
     _public.__module__ = __name__  # the public name, for tracebacks and pickles
 
+# Names that are imported when they are first used, by their module: dataclasses and json take longer than the rest.
+_LATER = {
+    "MoeConfig": "config",
+    "MoeLayer": "layer",
+    "Nvfp4Linear": "linear",
+    "RouterConfig": "router",
+    "callback_exchange": "exchange",
+    "router_gemm": "router",
+    "select_experts": "router",
+    "torch_exchange": "exchange",
+}
+
+
+if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+
+    def __getattr__(name: str) -> Any:
+        if name in _LATER:
+            value = getattr(_import_module(f"{__name__}.{_LATER[name]}"), name)
+            globals()[name] = value
+            return value
+        if name in _LATER.values():
+            return _import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def quantize(
     x: Any,
@@ -134,7 +168,7 @@ def quantize(
             tensor_scale, or float32(amax/2688) of the whole array.
             "dynamic_token": each row has its own s, the smallest power of two >= amax/2688 (1 for a row of zeros).
             "static": s is tensor_scale rounded up to a power of two.
-            "compat": s is tensor_scale as given, with vLLM's order of operations, for byte comparison.
+            "vllm_order": s is tensor_scale as given, with vLLM's order of operations, for byte comparison.
         tensor_scale: s, see mode.
         search: How block scales of mode "weights" are searched. "max" uses amax/6. "mse" chooses among the E4M3
             neighbours of amax/6 and of amax/4 by squared error. "sweep" (host only) chooses among all E4M3 values.
@@ -207,12 +241,32 @@ def dequantize(codes: Any, scales: Any, tensor_scale: Any, dtype: str = "float32
 
 
 def pack_codes(codes: Any) -> Any:
-    """Packs codes 0..15, uint8 (..., K) with K even, into uint8 (..., K/2): the even element is the low nibble."""
+    """Packs two codes a byte, the even element in the low nibble.
+
+    Args:
+        codes: uint8 (..., K), K even, each 0..15.
+
+    Returns:
+        uint8 (..., K/2).
+
+    Raises:
+        ValueError: Another dtype, an odd K, or a code above 15.
+    """
     return _core.pack_codes(codes)
 
 
 def unpack_codes(packed: Any) -> Any:
-    """Unpacks uint8 (..., K/2) into codes 0..15, uint8 (..., K). Inverse of pack_codes."""
+    """Unpacks the two codes of each byte. Inverse of pack_codes.
+
+    Args:
+        packed: uint8 (..., K/2).
+
+    Returns:
+        uint8 (..., K), each 0..15.
+
+    Raises:
+        ValueError: Another dtype.
+    """
     return _core.unpack_codes(packed)
 
 
@@ -229,7 +283,17 @@ def encode_e2m1(x: Any) -> Any:
 
 
 def decode_e2m1(codes: Any) -> Any:
-    """Decodes E2M1 codes 0..15 (higher bits are ignored) to float32, elementwise."""
+    """Decodes E2M1 codes: 0, 0.5, 1, 1.5, 2, 3, 4, 6 for 0..7, and their negatives for 8..15.
+
+    Args:
+        codes: uint8, any shape, one code an element (unpack_codes gives them). Bits above the lowest four are ignored.
+
+    Returns:
+        float32 of the codes' shape.
+
+    Raises:
+        ValueError: Another dtype.
+    """
     return _core.decode_e2m1(codes)
 
 
@@ -246,23 +310,38 @@ def encode_e4m3(x: Any) -> Any:
 
 
 def decode_e4m3(encoded: Any) -> Any:
-    """Decodes E4M3 bytes (all 256 values; 0x7F and 0xFF are NaN) to float32, elementwise."""
+    """Decodes E4M3 bytes: a sign, four bits of exponent (bias 7), three of mantissa. 0x7F and 0xFF are NaN.
+
+    Args:
+        encoded: uint8 or float8_e4m3fn, any shape.
+
+    Returns:
+        float32 of the same shape, from -448 to 448.
+
+    Raises:
+        ValueError: Another dtype.
+    """
     return _core.decode_e4m3(encoded)
 
 
 def convert_to_fp8(
     codes: Any, scales: Any, tensor_scale: float, block: tuple[int, int] | None = None
 ) -> tuple[Any, Any]:
-    """Converts an NVFP4 matrix to FP8: value ~= e4m3(byte) * scale.
+    """Converts an NVFP4 matrix to FP8, for kernels without NVFP4: value ~= e4m3(byte) * scale, rounded to nearest.
 
     Args:
         codes: uint8 (rows, K/2), on the host.
         scales: uint8 (rows, K/16), E4M3 bytes.
         tensor_scale: The matrix's tensor scale.
-        block: None for one scale, or (128, 128) for one per block.
+        block: None for one scale of the whole matrix, or the (rows, columns) that share one, for example (128, 128).
 
     Returns:
-        (bytes, scales): uint8 (rows, K), and one float, or float32 (ceil(rows/128), ceil(K/128)) with blocks.
+        (bytes, scales): uint8 (rows, K) of E4M3 bytes, and one float, or with block = (r, c) float32
+        (ceil(rows/r), ceil(K/c)).
+
+    Raises:
+        ValueError: Shapes or dtypes that do not fit together.
+        BadInput: A block scale is negative or NaN.
     """
     return _core.convert_to_fp8(codes, scales, float(tensor_scale), block)
 
@@ -275,14 +354,26 @@ def swizzle_scales(scales: Any) -> Any:
 
     Returns:
         uint8 (..., round_up(rows, 128) * round_up(K/16, 4)). Padding bytes are zero.
+
+    Raises:
+        ValueError: Another dtype, or fewer than two dimensions.
     """
     return _core.swizzle_scales(scales)
 
 
 def unswizzle_scales(swizzled: Any, rows: int, cols: int) -> Any:
-    """Restores row-major block scales from uint8 (..., bytes) to (..., rows, cols), cols = K/16.
+    """Restores row-major block scales. Inverse of swizzle_scales.
 
-    Inverse of swizzle_scales.
+    Args:
+        swizzled: uint8 (..., bytes), as swizzle_scales returns them.
+        rows: The matrix's rows.
+        cols: Block scales per row, K/16.
+
+    Returns:
+        uint8 (..., rows, cols).
+
+    Raises:
+        ValueError: Another dtype, or not the bytes of such a matrix.
     """
     return _core.unswizzle_scales(swizzled, rows, cols)
 
@@ -297,12 +388,23 @@ def swizzle_experts(scales: Any, row_offsets: Any) -> Any:
     Returns:
         uint8 (bytes,). Expert e's tiles begin at row expert_scale_row(row_offsets[e], e), a multiple of 128. The size
         depends only on the number of rows and experts: it suffices for any distribution of them.
+
+    Raises:
+        ValueError: Wrong shapes or dtypes, or offsets that decrease or do not end at rows.
     """
     return _core.swizzle_experts(scales, row_offsets)
 
 
 def expert_scale_row(row_offset: int, expert: int) -> int:
-    """Returns the padded row at which an expert's scale tiles begin; row_offset is the expert's first row."""
+    """Returns the row of swizzle_experts' result at which an expert's scale tiles begin.
+
+    Args:
+        row_offset: The expert's first row before padding, row_offsets[expert].
+        expert: The expert's number, from 0.
+
+    Returns:
+        A multiple of 128. The tiles of that row begin at byte row * round_up(K/16, 4).
+    """
     return _core.expert_scale_row(row_offset, expert)
 
 
@@ -312,13 +414,14 @@ def inspect(
     *,
     gate_up_order: str | None = None,
     accept_tensors: Sequence[str] = (),
+    family: str = "",
 ) -> dict[str, Any]:
     """Describes a checkpoint: its model, statistics of its scales, and everything found wrong with it.
 
     Args:
         path: A checkpoint directory, or one safetensors or GGUF file.
         layers: The MoE layers whose block scales are read. None reads all, [] reads headers and config only.
-        gate_up_order, accept_tensors: As in Checkpoint.
+        gate_up_order, accept_tensors, family: As in Checkpoint.
 
     Returns:
         A dict with the model's family, format, options and layers; "statistics" by layer (sizes in bytes, scale
@@ -331,7 +434,7 @@ def inspect(
         Unsupported: The library does not know the model.
         IoError: A file cannot be read.
     """
-    checkpoint = Checkpoint(os.fspath(path), gate_up_order, list(accept_tensors))
+    checkpoint = Checkpoint(os.fspath(path), gate_up_order, list(accept_tensors), family)
     return checkpoint.inspect(None if layers is None else list(layers))
 
 
@@ -344,6 +447,7 @@ def load_expert(
     count: int = 0,
     gate_up_order: str | None = None,
     accept_tensors: Sequence[str] = (),
+    family: str = "",
 ) -> dict[str, Any]:
     """Reads one expert's weights, as a layer would load them.
 
@@ -352,7 +456,7 @@ def load_expert(
         layer: The MoE layer.
         expert: The expert's global id.
         first, count: A slice of the intermediate dimension, multiples of 16. count 0 reads all of it.
-        gate_up_order, accept_tensors: As in Checkpoint.
+        gate_up_order, accept_tensors, family: As in Checkpoint.
 
     Returns:
         A dict of copies. "gate" and "up" (intermediate, hidden) and "down" (hidden, intermediate) are
@@ -361,7 +465,7 @@ def load_expert(
         "input_scale" is {"hidden", "intermediate"}: the layer's activation scales (amax/2688, the maximum over all
         experts), each None if the files have none. "names" maps each projection to the name of its tensor.
     """
-    checkpoint = Checkpoint(os.fspath(path), gate_up_order, list(accept_tensors))
+    checkpoint = Checkpoint(os.fspath(path), gate_up_order, list(accept_tensors), family)
     return checkpoint.expert(layer, expert, first, count)
 
 
@@ -380,6 +484,7 @@ def quantize_checkpoint(
     progress: Callable[[dict[str, Any]], bool | None] | None = None,
     gate_up_order: str | None = None,
     accept_tensors: Sequence[str] = (),
+    family: str = "",
 ) -> dict[str, Any]:
     """Quantizes the routed experts of a bf16, fp16 or fp32 checkpoint to NVFP4 and copies everything else.
 
@@ -397,7 +502,7 @@ def quantize_checkpoint(
         threads: 0 for one per core.
         progress: Called with a dict (what, item, done, total, done_bytes, total_bytes, elapsed_s). Return False to
             cancel.
-        gate_up_order, accept_tensors: As in Checkpoint.
+        gate_up_order, accept_tensors, family: As in Checkpoint.
 
     Returns:
         A dict of what was done: layers with their signal to quantization noise ratio (SQNR), counts, notes.
@@ -420,6 +525,7 @@ def quantize_checkpoint(
         progress,
         gate_up_order,
         list(accept_tensors),
+        family,
     )
 
 
@@ -433,17 +539,22 @@ def explain(options: Mapping[str, Any], backend: str = "auto", device: str = "cp
         device: "cpu" or "cuda:N".
 
     Returns:
-        A list of dicts with backend, chosen and reason.
+        A list of dicts, highest priority first: "backend", its name; "chosen", True for the one that runs; "supported",
+        True if it would run when named; and "reason", a sentence.
 
     Raises:
         ValueError, BadInput: The options are not a legal config.
         Unsupported: There is no such device.
     """
+    import json
+
+    from .config import dump_options
+
     defaults = json.loads(_core.default_options())
     for name in options:
         if name not in defaults:
             raise InvalidArgument(f"options: expected one of {', '.join(defaults)}, got {name}")
-    return _core.explain(_dump_options({**defaults, **options}), backend, device)
+    return _core.explain(dump_options({**defaults, **options}), backend, device)
 
 
 def choose_activation_format(declared: str, backend: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Helpers for other frameworks' arrays that the compiled module (python/src/tensor.h) cannot handle through DLPack.
 
 NumPy has no bfloat16 or FP8, and its DLPack export refuses those of ml_dtypes, so they are passed as their bits. torch
-is never imported here.
+is never imported here, and NumPy only to make an array: its import takes longer than the package's own.
 """
 
 from __future__ import annotations
@@ -9,11 +9,17 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy
 
-_NUMPY_BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float4_e2m1fn": np.uint8}
+_NUMPY_BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float4_e2m1fn": "uint8"}
+
+
+def _is_numpy(array: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(array, numpy.ndarray)
 
 
 def _torch_of(array: Any) -> Any:
@@ -27,7 +33,7 @@ def view(array: Any) -> Any:
 
     The view has the same memory and strides.
     """
-    if isinstance(array, np.ndarray):
+    if _is_numpy(array):
         bits = _NUMPY_BITS.get(array.dtype.name)
         return None if bits is None else array.view(bits)
     torch = _torch_of(array)
@@ -39,7 +45,11 @@ def view(array: Any) -> Any:
 
 def as_array(value: Any) -> Any:
     """Returns arrays unchanged, and numbers and lists as NumPy arrays."""
-    return value if isinstance(value, np.ndarray) or hasattr(value, "__dlpack__") else np.asarray(value)
+    if _is_numpy(value) or hasattr(value, "__dlpack__"):
+        return value
+    import numpy
+
+    return numpy.asarray(value)
 
 
 def contiguous(array: Any) -> Any:
@@ -50,7 +60,9 @@ def contiguous(array: Any) -> Any:
     torch = _torch_of(array)
     if torch is not None:
         return array.detach().clone(memory_format=torch.contiguous_format).resolve_neg()
-    return np.array(array if isinstance(array, np.ndarray) else np.from_dlpack(array), order="C")
+    import numpy
+
+    return numpy.array(array if _is_numpy(array) else numpy.from_dlpack(array), order="C")
 
 
 def empty_like(array: Any, shape: Sequence[int], dtype: str) -> Any:
@@ -61,10 +73,12 @@ def empty_like(array: Any, shape: Sequence[int], dtype: str) -> Any:
     torch = _torch_of(array)
     if torch is not None:
         return array.new_empty(tuple(shape), dtype=getattr(torch, dtype))
+    import numpy
+
     if dtype != "bfloat16":
-        return np.empty(tuple(shape), dtype=dtype)
-    own = isinstance(array, np.ndarray) and array.dtype.name == "bfloat16"
-    return np.empty(tuple(shape), dtype=array.dtype if own else np.uint16)
+        return numpy.empty(tuple(shape), dtype=dtype)
+    own = _is_numpy(array) and array.dtype.name == "bfloat16"
+    return numpy.empty(tuple(shape), dtype=array.dtype if own else numpy.uint16)
 
 
 def _is_jax(array: Any) -> bool:
@@ -79,7 +93,7 @@ def in_framework(made: Any, like: Any) -> Any:
     jax = sys.modules["jax"]
     ml_dtypes = importlib.import_module("ml_dtypes")  # JAX needs it
 
-    bits_of_bfloat16 = made.dtype == np.uint16
+    bits_of_bfloat16 = made.dtype == "uint16"
     return jax.device_put(made.view(ml_dtypes.bfloat16) if bits_of_bfloat16 else made, next(iter(like.devices())))
 
 
@@ -103,11 +117,13 @@ def immutable(array: Any) -> str | None:
         return None
 
 
-def cast(array: Any, dtype: str) -> np.ndarray[Any, Any]:
+def cast(array: Any, dtype: str) -> numpy.ndarray[Any, Any]:
     """Converts an array or a list of numbers to a row-major NumPy array of the dtype."""
+    import numpy
+
     torch = _torch_of(array)
     if torch is not None:
         array = array.detach().to("cpu", getattr(torch, dtype)).resolve_neg().numpy()
-    elif not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
-        array = np.from_dlpack(array)
-    return np.array(array, dtype=dtype, order="C")
+    elif not _is_numpy(array) and hasattr(array, "__dlpack__"):
+        array = numpy.from_dlpack(array)
+    return numpy.array(array, dtype=dtype, order="C")

@@ -24,5 +24,5 @@ def missing_cuda() -> str | None:
         return None
     return (
         f"nvfp4_moe {_core.__version__} was built without CUDA, and this machine has an NVIDIA GPU: layers run on the CPU "
-        "only. Install it again with nvcc on PATH (docs/explanation/cuda.md)"
+        "only. Install it again with nvcc 12.9 or later on PATH (docs/explanation/cuda.md)"
     )

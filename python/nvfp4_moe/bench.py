@@ -19,6 +19,12 @@ import torch
 from . import Checkpoint
 from ._ranks import Ranks, main, parser, print_table
 
+__all__ = ["bench"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def captured(run: Callable[[], object]) -> Callable[[], object]:
     run()

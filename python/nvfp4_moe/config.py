@@ -10,6 +10,12 @@ from typing import Any
 
 from . import _core
 
+__all__ = ["MoeConfig"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def dump_options(options: Mapping[str, Any]) -> str:
     """Serializes fields of a config as JSON. Raises InvalidArgument on NaN and infinity, which JSON does not have."""
@@ -44,13 +50,13 @@ class MoeConfig:
             "bf16": not at all (W4A16).
             "int8_block": to int8 with one fp32 scale per 16 values (W4A8). Both scales below must be "dynamic_token".
             "fp8": to E4M3 with a power of two per row; weights are rounded to E4M3 too (W4A8). Neither scale below may
-            be "compat".
+            be "vllm_order".
         activation_scale: The scale of hidden.
             "dynamic_token": a power of two for each row.
             "static": the layer's input scale rounded up to a power of two, times static_headroom.
-            "compat": the input scale as it is, with vLLM's order of operations.
+            "vllm_order": the input scale as it is, with vLLM's order of operations.
         intermediate_scale: The scale of the activation's output: "dynamic_token"; "fixed", one power of two
-            (intermediate_fixed, else derived from swiglu_limit, else 16 times the input scale); or "compat".
+            (intermediate_fixed, else derived from swiglu_limit, else 16 times the input scale); or "vllm_order".
         router_weight: When the router weight is multiplied: "after_down"; "before_down", before the intermediate is
             quantized; or "on_input", to hidden before it is quantized, for the routed experts only (requires top_k 1).
         row_format: The dtype of gemm2's rows before they are combined, "bf16" or "fp32".

@@ -22,6 +22,13 @@ from . import __version__, _core
 from ._build import missing_cuda
 from ._signatures import Requirements, folder_reader, misfits_in
 
+__all__ = ["Engine", "main", "missing", "report", "summary"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Each adapter's table of requirements. Loaded by path, because importing an adapter's package may import its engine.
 _TABLES = {
     "transformers": "transformers/requirements.py",
@@ -114,10 +121,35 @@ def report() -> list[Engine]:
     return rows
 
 
+def summary(rows: list[Engine]) -> str:
+    """Returns one line: the engines that are installed and whether they fit, then those that are not."""
+    engines = [row for row in rows if row.name != "torch"]  # torch is what engines use
+    found = []
+    for row in engines:
+        if row.version is not None:
+            fits = {True: "fits in part" if row.misfits else "fits", False: "does not fit", None: f"({row.note})"}
+            found.append(f"{row.name} {row.version} {fits[row.fits]}")
+    absent = ", ".join(row.name for row in engines if row.version is None)
+    return "; ".join(filter(None, (", ".join(found), absent and f"no {absent}")))
+
+
+def missing(rows: list[Engine]) -> list[str]:
+    """Returns one sentence for each engine that the adapter does not fit, and one if adapters are switched off."""
+    found = [
+        f"a release of {row.name} that fits (docs/reference/engines-compatibility.md): {row.note}"
+        for row in rows
+        if row.fits is False
+    ]
+    if os.environ.get("NVFP4_MOE_MODE") == "0":
+        found.append("the adapters of engines: NVFP4_MOE_MODE=0 switches them off")
+    return found
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Prints the report and returns 0.
 
-    With --json it is {"nvfp4_moe": {"version", "built_with_cuda", "note"}, "python", "mode", "engines"}.
+    With --json it is {"nvfp4_moe": {"version", "built_with_cuda", "note"}, "python", "mode", "summary", "missing",
+    "engines"}.
     """
     parser = argparse.ArgumentParser(prog="python -m nvfp4_moe.engines", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -127,7 +159,8 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.json:
         engines = [dataclasses.asdict(row) for row in rows]
         build = {"version": __version__, "built_with_cuda": _core.built_with_cuda, "note": missing_cuda()}
-        print(json.dumps({"nvfp4_moe": build, "python": sys.executable, "mode": mode, "engines": engines}, indent=1))
+        head = {"nvfp4_moe": build, "python": sys.executable, "mode": mode}
+        print(json.dumps({**head, "summary": summary(rows), "missing": missing(rows), "engines": engines}, indent=1))
         return 0
     note = missing_cuda() or ("with CUDA" if _core.built_with_cuda else "for CPUs only")
     print(f"{'nvfp4_moe':<13} {__version__:<16} {note}")

@@ -9,6 +9,13 @@ from typing import Any
 
 from ._core import Exchange, connect_exchange
 
+__all__ = ["callback_exchange", "torch_exchange"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # After a failed transfer, ranks wait this long for reports from the others to find out which rank is gone. All ranks
 # see one failed transfer at nearly the same time, or time out together.
 _ROLL_CALL_SECONDS = 3.0

@@ -16,6 +16,13 @@ from ._build import missing_cuda
 from .config import MoeConfig
 from .router import RouterConfig
 
+__all__ = ["MoeLayer"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 ProgressFn = Callable[[dict[str, Any]], "bool | None"]
 
 
@@ -82,7 +89,12 @@ def _bias_arrays(biases: Any) -> tuple[Any, Any, Any] | None:
 class MoeLayer(_core.Layer):
     """One MoE layer: this rank's experts, packed for a backend and ready to run.
 
-    Open one with from_tensors, from_checkpoint or from_bf16, then call run(hidden, topk_ids, topk_weights).
+    Open one with from_checkpoint, from_bf16 or from_tensors, then call run for each batch of tokens:
+
+        layer = MoeLayer.from_checkpoint("model-nvfp4", 0, device="cuda:0")
+        out = layer.run(hidden, topk_ids, topk_weights)  # out: (T, hidden_size) of hidden's dtype, on the GPU
+
+    docs/how-to/python.md has an example without a checkpoint.
 
     All layers of a process share one pool of threads (NVFP4_MOE_THREADS, else one per core) and one workspace per
     device and stream, as large as the largest run needed. release_workspaces() frees the workspaces.
@@ -124,7 +136,7 @@ class MoeLayer(_core.Layer):
                 them if config.expert_biases is set, else None. Slices of one (E, 2I) array are fine.
             input_scale: The checkpoint's activation scales (hidden, intermediate). Each is a number, None, or an array
                 over ALL experts of the layer, whose maximum is used. Required by activation_scale "static" and
-                "compat".
+                "vllm_order".
             first_expert: Global id of the first local expert.
             max_tokens: The most tokens a run may have.
             device: "cpu" or "cuda:N".
@@ -188,7 +200,11 @@ class MoeLayer(_core.Layer):
     ) -> MoeLayer:
         """Opens a layer from float weights, which are quantized to NVFP4 one expert at a time.
 
+        Shapes use E_local, the experts of this layer (all num_experts unless it holds a part of them),
+        H = hidden_size and I = intermediate_size.
+
         Args:
+            config: The layer's sizes and options.
             gate, up, down: bfloat16, float16 or float32 (E_local, I, H), (E_local, I, H) and (E_local, H, I).
                 Activation "relu2" takes gate=None. All are in host memory, with any strides, or all on the layer's GPU,
                 contiguous along the last dimension. On the GPU they are quantized to the same bytes without passing
@@ -242,6 +258,7 @@ class MoeLayer(_core.Layer):
         progress: ProgressFn | None = None,
         gate_up_order: str | None = None,
         accept_tensors: Sequence[str] = (),
+        family: str = "",
         **options: Any,
     ) -> MoeLayer:
         """Opens one MoE layer of a checkpoint. Only the weights of the local experts are read.
@@ -259,8 +276,8 @@ class MoeLayer(_core.Layer):
             cache_checksum: Identifies the checkpoint by all its bytes, instead of its files' paths, times and samples.
             cache_trusted: Reads packed bytes without comparing their hash.
             exchange, combine, capacity, placement: As in from_tensors. An exchange excludes a slice and a cache.
-            gate_up_order, accept_tensors: As in nvfp4_moe.Checkpoint. Give them there if the checkpoint is already
-                open.
+            gate_up_order, accept_tensors, family: As in nvfp4_moe.Checkpoint. Give them there if the checkpoint is
+                already open.
             options: Other fields of MoeConfig that replace the checkpoint's, for example batch_invariant=True. Not the
                 sizes, except shared_intermediate_size=0, which leaves the shared expert out.
 
@@ -272,10 +289,11 @@ class MoeLayer(_core.Layer):
         """
         with _sent_to_ranks(exchange):
             if not isinstance(checkpoint, _core.Checkpoint):
-                checkpoint = _core.Checkpoint(os.fspath(checkpoint), gate_up_order, list(accept_tensors))
-            elif gate_up_order is not None or accept_tensors:
+                checkpoint = _core.Checkpoint(os.fspath(checkpoint), gate_up_order, list(accept_tensors), family)
+            elif gate_up_order is not None or accept_tensors or family:
                 raise _core.InvalidArgument(
-                    "gate_up_order, accept_tensors: expected neither with an open Checkpoint, which takes them itself"
+                    "gate_up_order, accept_tensors, family: expected none with an open Checkpoint, "
+                    "which takes them itself"
                 )
             config = MoeConfig.from_json(_core.checkpoint_options(checkpoint, layer, intermediate_slice))
             known = [field.name for field in dataclasses.fields(MoeConfig)]

@@ -7,6 +7,12 @@ from typing import Any
 
 from . import _core
 
+__all__ = ["Nvfp4Linear"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class Nvfp4Linear(_core.Linear):
     """A dense linear layer y = x W^T with NVFP4 weights, for example an attention projection.
@@ -33,7 +39,7 @@ class Nvfp4Linear(_core.Linear):
             weight: (codes, scales, tensor_scale): uint8 (out_features, in_features/2), uint8 (out_features,
                 in_features/16) and a float, on the host. They are copied.
             activation_format, activation_scale, static_headroom: As in MoeConfig.
-            input_scale: Required by activation_scale "static" and "compat".
+            input_scale: Required by activation_scale "static" and "vllm_order".
             max_tokens: The most tokens a run may have.
             device: "cpu" or "cuda:N".
             backend: "auto", or a name from explain().

@@ -11,6 +11,12 @@ from typing import Any
 
 from . import _core
 
+__all__ = ["RouterConfig", "router_gemm", "select_experts"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 @dataclasses.dataclass(frozen=True)
 class RouterConfig:
@@ -272,6 +278,34 @@ def _deepseek_v4(fields: _Fields, layer: int | None) -> _Options:
     }
 
 
+def _deepseek_v41(fields: _Fields, layer: int | None) -> _Options:
+    fields.expect("scoring_func", "sqrtsoftplus")
+    fields.expect("topk_method", "noaux_tc")
+    fields.expect("norm_topk_prob", True)
+    return {
+        "scoring": "sqrt_softplus",
+        "renormalize": True,
+        "renormalize_epsilon": 1e-20,
+        "routed_scaling_factor": fields.number("routed_scaling_factor"),
+        "correction_bias": True,
+    }
+
+
+def _mistral_large4(fields: _Fields, layer: int | None) -> _Options:
+    return {
+        "scoring": "softmax",
+        "renormalize": True,
+        "routed_scaling_factor": fields.number("routed_scaling_factor"),
+        "num_expert_group": fields.integer("n_group"),
+        "topk_group": fields.integer("topk_group"),
+        "group_score": "top2_sum",
+    }
+
+
+def _flint(fields: _Fields, layer: int | None) -> _Options:
+    return {"scoring": "sigmoid", "renormalize": fields.flag("norm_topk_prob")}
+
+
 def _minimax_m2(fields: _Fields, layer: int | None) -> _Options:
     fields.expect("scoring_func", "sigmoid")
     fields.expect("use_routing_bias", True)
@@ -307,7 +341,23 @@ _ROUTERS: dict[str, Callable[[_Fields, int | None], _Options]] = {
     "glm4v_moe_text": _noaux_tc,
     "glm_moe_dsa": _noaux_tc,
     "nemotron_h": _noaux_tc,
+    "bailing_hybrid": _noaux_tc,
+    "beam": _noaux_tc,  # scales the sum of the experts' rows, which is the same
+    "dots3_note": _noaux_tc,
+    "dots3_note_text": _noaux_tc,
+    "hy_v4_vl": _noaux_tc,
+    "hy_v4_vl_text": _noaux_tc,
+    "sarvam_mla": _noaux_tc,
+    "sarvam_moe": _noaux_tc,
+    "unlimited_ocr": _deepseek_v2,
+    "unlimited_ocr_text": _deepseek_v2,
+    "mistral_large4": _mistral_large4,
+    "mistral_large4_text": _mistral_large4,
+    "lara_mini": _softmax_optional,
+    "flint": _flint,
     "deepseek_v4": _deepseek_v4,
+    "deepseek_v41": _deepseek_v41,
+    "deepseek_v41_text": _deepseek_v41,
     "minimax_m2": _minimax_m2,
     "minimax_m3": _minimax_m3,
     "minimax_m3_vl": _minimax_m3,
@@ -315,5 +365,17 @@ _ROUTERS: dict[str, Callable[[_Fields, int | None], _Options]] = {
 }
 _UNKNOWN = "its router is not known here; make a RouterConfig from its fields instead"
 _DECLINED = dict.fromkeys(
-    ("kimi_k3", "motif", "Motif", "glm5_next", "glm5_next_text", "qwen3_6_moe", "qwen3_6_moe_text"), _UNKNOWN
+    (
+        "kimi_k3",
+        "kolibri1",
+        "muse_spark",
+        "muse_spark_text",
+        "motif",
+        "Motif",
+        "glm5_next",
+        "glm5_next_text",
+        "qwen3_6_moe",
+        "qwen3_6_moe_text",
+    ),
+    _UNKNOWN,
 )

@@ -58,6 +58,11 @@ from .router import RouterConfig as _RouterConfig
 
 __all__ = ["library"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Inputs keep the strides of eager mode in compiled graphs, so the same inputs are refused in both: non-contiguous ones.
 _TAGS = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
 _DEVICES = ("CPU", "CUDA")

@@ -15,6 +15,13 @@ import torch
 from . import Checkpoint, MoeLayer
 from ._ranks import Ranks, main, parser, print_table
 
+__all__ = ["verify"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 ROUNDING = 2.0**-8
 
 

@@ -1,4 +1,4 @@
-// Checkpoints from Python: inspect, and the arrays of one expert; also explain.
+// Checkpoints from Python: inspect, and the arrays of one expert; also explain and readiness.
 #include "checkpoint/checkpoint.h"
 
 #include <nanobind/stl/optional.h>
@@ -19,6 +19,8 @@
 #include "moe/activation_choice.h"
 #include "moe/config_json.h"
 #include "moe/layer.h"
+#include "moe/readiness.h"
+#include "moe/registry.h"
 
 namespace nvfp4_moe::internal::python {
 
@@ -28,10 +30,10 @@ namespace {
 class PyCheckpoint {
  public:
   PyCheckpoint(const std::string& path, const std::optional<std::string>& gate_up_order,
-               std::vector<std::string> accept_tensors)
+               std::vector<std::string> accept_tensors, const std::string& family)
       : checkpoint_([&] {
           const CheckpointOptions options =
-              reading_options(gate_up_order, std::move(accept_tensors));
+              reading_options(gate_up_order, std::move(accept_tensors), family);
           WithoutLock unlocked;
           return take(Checkpoint::open(path, options));
         }()) {}
@@ -150,10 +152,22 @@ nb::typed<nb::list, Dict> explain_json(const std::string& options_json, const st
     nb::dict d;
     d["backend"] = report.backend;
     d["chosen"] = report.chosen;
+    d["supported"] = report.supported;
     d["reason"] = report.reason;
     reports.append(d);
   }
   return reports;
+}
+
+// The part of `python -m nvfp4_moe` that does not depend on engines.
+Dict readiness_texts() {
+  const std::string forced = take(forced_backend("auto", take(read_env())));
+  const Readiness readiness = take(read_readiness(forced));
+  nb::dict d;
+  d["build"] = build_text(readiness);
+  d["backends"] = backends_text(readiness);
+  d["missing"] = nb::cast(missing_for_gpus(readiness));
+  return d;
 }
 
 std::pair<std::string, std::string> choose_activation_format(const std::string& declared,
@@ -166,8 +180,10 @@ std::pair<std::string, std::string> choose_activation_format(const std::string& 
 }  // namespace
 
 CheckpointOptions reading_options(const std::optional<std::string>& gate_up_order,
-                                  std::vector<std::string> accept_tensors) {
+                                  std::vector<std::string> accept_tensors,
+                                  const std::string& family) {
   CheckpointOptions options;
+  options.family = family;
   if (gate_up_order) options.gate_up_order = take(parse<GateUpOrder>(*gate_up_order));
   options.accept_tensors = std::move(accept_tensors);
   return options;
@@ -181,10 +197,10 @@ void bind_checkpoint(nb::module_& m) {
   nb::class_<PyCheckpoint>(
       m, "Checkpoint",
       "An open checkpoint. Opening reads headers and config; weights are read on request.")
-      .def(nb::init<const std::string&, const std::optional<std::string>&,
-                    std::vector<std::string>>(),
+      .def(nb::init<const std::string&, const std::optional<std::string>&, std::vector<std::string>,
+                    const std::string&>(),
            nb::arg("path"), nb::arg("gate_up_order") = nb::none(),
-           nb::arg("accept_tensors") = std::vector<std::string>(),
+           nb::arg("accept_tensors") = std::vector<std::string>(), nb::arg("family") = "",
            R"(Opens a model directory, or one safetensors or GGUF file.
 
 Args:
@@ -192,7 +208,9 @@ Args:
     gate_up_order: The order of the rows in tensors that hold both gate and up: "gate_first",
         "up_first" or "interleaved". None takes it from the model family and the names.
     accept_tensors: Names of experts' tensors to ignore instead of failing. '*' matches any
-        characters.)")
+        characters.
+    family: A known model type whose rules read a config.json with an unknown model_type. The
+        error without it says which fit.)")
       .def("model", &PyCheckpoint::model,
            "Returns the family, format, options and layers, from headers and config only.")
       .def("inspect", &PyCheckpoint::inspect, nb::arg("layers") = nb::none(),
@@ -209,6 +227,7 @@ Args:
       "default_options", [] { return every_field_json(MoeOptions{}); },
       "Returns the default options of a layer as JSON.");
   m.def("explain", &explain_json, nb::arg("options"), nb::arg("backend"), nb::arg("device"));
+  m.def("readiness", &readiness_texts);
   m.def("choose_activation_format", &choose_activation_format, nb::arg("declared"),
         nb::arg("backend"));
 }

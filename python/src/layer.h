@@ -65,7 +65,8 @@ nb::object run_layer(OpenLayer& open, const LayerArrays& arrays);
 // The checkpoint of an nvfp4_moe.Checkpoint object.
 const Checkpoint& checkpoint_of(nb::handle object);
 CheckpointOptions reading_options(const std::optional<std::string>& gate_up_order,
-                                  std::vector<std::string> accept_tensors);
+                                  std::vector<std::string> accept_tensors,
+                                  const std::string& family);
 // A checked batch that has only the inputs, for calls without an output.
 Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_ids,
                const Tensor& topk_weights);

@@ -30,11 +30,11 @@ Dict quantize_files(const std::string& in, const std::string& out, const std::st
                     const LayerInputScales& input_scales, uint64_t max_shard_bytes, int threads,
                     std::optional<ProgressCallback> progress,
                     const std::optional<std::string>& gate_up_order,
-                    std::vector<std::string> accept_tensors) {
+                    std::vector<std::string> accept_tensors, const std::string& family) {
   QuantizeOptions options;
   options.format = take(parse<OutputFormat>(output_format));
   options.layers = std::move(layers);
-  options.reading = reading_options(gate_up_order, std::move(accept_tensors));
+  options.reading = reading_options(gate_up_order, std::move(accept_tensors), family);
   options.search = take(parse<ScaleSearch>(search));
   options.calibration = calibration;
   options.share_gate_up_scale = share_gate_up_scale;
@@ -63,7 +63,7 @@ void bind_quantize_checkpoint(nb::module_& m) {
         nb::arg("output_format"), nb::arg("layers"), nb::arg("search"), nb::arg("calibration"),
         nb::arg("share_gate_up_scale"), nb::arg("input_scales"), nb::arg("max_shard_bytes"),
         nb::arg("threads"), nb::arg("progress").none(), nb::arg("gate_up_order").none(),
-        nb::arg("accept_tensors"));
+        nb::arg("accept_tensors"), nb::arg("family"));
 }
 
 }  // namespace nvfp4_moe::internal::python

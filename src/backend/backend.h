@@ -115,7 +115,7 @@ struct LinearWeights {
   float tensor_scale = 1.0f;
   ActivationFormat activation_format = ActivationFormat::kNvfp4;
   ActivationScale activation_scale = ActivationScale::kDynamicToken;
-  // static: a power of two; compat: the checkpoint's number; otherwise unused
+  // static: a power of two; vllm_order: the checkpoint's number; otherwise unused
   float input_scale = 0.0f;
   Fp8Weights fp8;     // written by linear_pack under fp8
   Buffer bytes;       // (Backend::linear_bytes)

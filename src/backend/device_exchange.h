@@ -101,7 +101,7 @@ struct SumOfRanks {
 
 // The last step of a sum over the ranks: *nonfinite = number of values that are NaN or Inf. If the
 // ranks' link has failed, the sum is garbage, so all values are set to NaN first.
-struct CheckSum {
+struct CheckReduced {
   void* values = nullptr;  // (count)
   DType dtype = DType::kBf16;
   int64_t count = 0;  // a multiple of 8
@@ -113,7 +113,7 @@ struct CheckSum {
 struct DeviceRanks {
   Status (*slots_of_ids)(int device, const SlotsOfIds& call, void* stream);
   Status (*sum_of_ranks)(int device, const SumOfRanks& call, void* stream);
-  Status (*check_sum)(int device, const CheckSum& call, void* stream);
+  Status (*check_reduced)(int device, const CheckReduced& call, void* stream);
   // Sets an event in the stream: *event, or a new one if that is null. The stream must not be
   // capturing.
   Status (*set_event)(int device, void** event, void* stream);
@@ -212,7 +212,7 @@ struct PeerMessages {
 };
 
 // Packets of all source ranks -> the expert rank's batch and gemm1 operands.
-struct TakePackets {
+struct UnpackPackets {
   MessageLayout layout;
   const std::byte* messages = nullptr;
   ExpertRange range;         // slots of this rank
@@ -248,7 +248,7 @@ struct PackRows {
 // and counted as nonfinite.
 struct AwaitedRows {
   uint32_t* failed = nullptr;             // (1) why out is NaN; 0: no failure
-  const uint32_t* link_failed = nullptr;  // (1) see CheckSum; null: peer memory
+  const uint32_t* link_failed = nullptr;  // (1) see CheckReduced; null: peer memory
   // Only with peer memory, when combine waits for the rows:
   PeerWait wait;
   int32_t world = 1;
@@ -261,11 +261,12 @@ struct DevicePackets {
   Status (*count)(int device, const CountPackets& call, void* stream);
   Status (*scan)(int device, const ScanPackets& call, void* stream);
   Status (*pack)(int device, const PackPackets& call, void* stream);
-  // take and route. expert: a step whose batch is the packets that arrived.
-  Status (*take)(const StepContext& expert, const LayerSteps& steps, const TakePackets& call);
+  // unpack and route. expert: a step whose batch is the packets that arrived.
+  Status (*unpack)(const StepContext& expert, const LayerSteps& steps, const UnpackPackets& call);
   Status (*pack_rows)(int device, const PackRows& call, void* stream);
   // values (count) -> to. Values are copied at the call and may change afterwards.
-  Status (*put)(int device, const int32_t* values, int64_t count, int32_t* to, void* stream);
+  Status (*write_words)(int device, const int32_t* values, int64_t count, int32_t* to,
+                        void* stream);
 };
 
 // in builds with NVFP4_MOE_WITH_CUDA; all CUDA backends share it

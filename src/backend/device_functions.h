@@ -17,7 +17,7 @@
 
 namespace nvfp4_moe::internal {
 
-enum class DeviceQuantizer : int { kWeights, kWeightsMse, kDynamicToken, kPowerOfTwo, kCompat };
+enum class DeviceQuantizer : int { kWeights, kWeightsMse, kDynamicToken, kPowerOfTwo, kVllmOrder };
 
 struct DeviceQuantize {
   DeviceQuantizer how = DeviceQuantizer::kDynamicToken;

@@ -33,7 +33,7 @@ class Walk {
                has_shared = shared_size > 0;
     const ActivationBuffers routed_hidden = activations("hidden", tokens, hidden, bf16);
     ActivationBuffers shared_hidden = routed_hidden;
-    if (weighs_hidden(config_)) {
+    if (router_weight_on_input(config_)) {
       // the widest dtype
       buffers.weighted_hidden = arena_.take<float>("", "weighted_hidden", tokens * hidden);
       if (has_shared) shared_hidden = activations("shared_hidden", tokens, hidden, bf16);
@@ -104,8 +104,8 @@ Result<float> checkpoint_scale(const std::optional<float>& scale, const char* se
 }
 
 // A row's codes are x times fl32(1 / scale), so 1 / scale must be a normal number too.
-Result<float> compat_scale(const std::optional<float>& scale, const char* setting,
-                           const char* input_scale) {
+Result<float> vllm_order_scale(const std::optional<float>& scale, const char* setting,
+                               const char* input_scale) {
   NVFP4_MOE_ASSIGN(const float given, checkpoint_scale(scale, setting, input_scale));
   if (given < 0x1p-126f || given > 0x1p126f)
     return invalid_argument(std::string(setting) + ": expected " + input_scale +
@@ -158,8 +158,8 @@ Result<float> hidden_scale(const MoeConfig& config, const LayerScales& scales) {
                               "activation_scale static: gate/up input_scale x static_headroom",
                               scale, config->static_headroom);
     }
-    case ActivationScale::kCompat:
-      return compat_scale(scales.hidden, "activation_scale compat", "gate/up input_scale");
+    case ActivationScale::kVllmOrder:
+      return vllm_order_scale(scales.hidden, "activation_scale vllm_order", "gate/up input_scale");
   }
   return invalid_argument("activation_scale: expected a named choice, got " +
                           std::to_string(static_cast<int>(config->activation_scale)));
@@ -168,8 +168,9 @@ Result<float> hidden_scale(const MoeConfig& config, const LayerScales& scales) {
 Result<float> intermediate_scale(const MoeConfig& config, const LayerScales& scales) {
   switch (config->intermediate_scale) {
     case IntermediateScale::kDynamicToken: return 0.0f;
-    case IntermediateScale::kCompat:
-      return compat_scale(scales.intermediate, "intermediate_scale compat", "down input_scale");
+    case IntermediateScale::kVllmOrder:
+      return vllm_order_scale(scales.intermediate, "intermediate_scale vllm_order",
+                              "down input_scale");
     case IntermediateScale::kFixed: {
       if (config->intermediate_fixed.has_value()) return *config->intermediate_fixed;
       if (const double bound = activation_bound(config); bound > 0)

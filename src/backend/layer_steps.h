@@ -74,7 +74,7 @@ struct StepContext {
 
 // on_input: the routed experts' hidden is multiplied by the router weight, the shared expert's is
 // not.
-inline bool weighs_hidden(const MoeConfig& config) {
+inline bool router_weight_on_input(const MoeConfig& config) {
   return config->router_weight == RouterWeight::kOnInput;
 }
 
@@ -113,8 +113,8 @@ inline Result<Buffer> allocate_host(size_t size_bytes, int, const char* purpose)
   return allocate_pages(size_bytes, purpose);
 }
 
-// The tensor scale of every row under `static`, `fixed` and `compat`, computed once from config and
-// checkpoint. kInvalidArgument if the config needs one that neither provides.
+// The tensor scale of every row under `static`, `fixed` and `vllm_order`, computed once from config
+// and checkpoint. kInvalidArgument if the config needs one that neither provides.
 struct ActivationScales {
   float hidden = 0.0f;        // 0 under dynamic_token
   float intermediate = 0.0f;  // 0 under dynamic_token

@@ -73,6 +73,7 @@ Status open_layer(const moe::Checkpoint& checkpoint, int64_t layer, const nvfp4_
 moe::Result<moe::CheckpointOptions> read_options(const nvfp4_moe_checkpoint_options* from) {
   NVFP4_MOE_ASSIGN(const nvfp4_moe_checkpoint_options given, api::read_struct("options", from));
   moe::CheckpointOptions options;
+  if (given.family != nullptr) options.family = given.family;
   if (given.gate_up_order != nullptr) {
     NVFP4_MOE_ASSIGN(options.gate_up_order, moe::parse<moe::GateUpOrder>(given.gate_up_order));
   }

@@ -16,7 +16,7 @@ nvfp4_moe_status nvfp4_moe_device_quantize(const char* device, nvfp4_moe_quantiz
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const int gpu, api::read_gpu(device));
     formats::Quantize call;
-    NVFP4_MOE_ASSIGN(call.mode, api::read_enum("mode", mode, moe::QuantizeMode::kCompat));
+    NVFP4_MOE_ASSIGN(call.mode, api::read_enum("mode", mode, moe::QuantizeMode::kVllmOrder));
     NVFP4_MOE_ASSIGN(call.search, api::read_enum("search", search, moe::ScaleSearch::kSweep));
     call.x = x;
     NVFP4_MOE_ASSIGN(call.dtype, api::read_dtype("dtype", dtype, moe::DType::kBf16));

@@ -107,12 +107,12 @@ nvfp4_moe_status nvfp4_moe_quantize_static(const void* x, nvfp4_moe_dtype dtype,
   });
 }
 
-nvfp4_moe_status nvfp4_moe_quantize_compat(const void* x, nvfp4_moe_dtype dtype, int64_t rows,
-                                           int64_t cols, float tensor_scale, uint8_t* codes,
-                                           uint8_t* block_scales,
-                                           nvfp4_moe_quantize_counts* counts) {
+nvfp4_moe_status nvfp4_moe_quantize_vllm_order(const void* x, nvfp4_moe_dtype dtype, int64_t rows,
+                                               int64_t cols, float tensor_scale, uint8_t* codes,
+                                               uint8_t* block_scales,
+                                               nvfp4_moe_quantize_counts* counts) {
   return counted(counts, [&](moe::QuantizeCounts& total) -> Status {
-    NVFP4_MOE_ASSIGN(formats::Quantize call, read_quantize(moe::QuantizeMode::kCompat, x, dtype,
+    NVFP4_MOE_ASSIGN(formats::Quantize call, read_quantize(moe::QuantizeMode::kVllmOrder, x, dtype,
                                                            rows, cols, codes, block_scales));
     call.tensor_scale = tensor_scale;
     call.scales = &tensor_scale;

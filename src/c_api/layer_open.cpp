@@ -31,9 +31,9 @@ Result<MoeOptions> read_config(const nvfp4_moe_config* config) {
   NVFP4_MOE_ASSIGN(options.activation_format,
                    read_enum("activation_format", c.activation_format, ActivationFormat::kFp8));
   NVFP4_MOE_ASSIGN(options.activation_scale,
-                   read_enum("activation_scale", c.activation_scale, ActivationScale::kCompat));
+                   read_enum("activation_scale", c.activation_scale, ActivationScale::kVllmOrder));
   NVFP4_MOE_ASSIGN(options.intermediate_scale, read_enum("intermediate_scale", c.intermediate_scale,
-                                                         IntermediateScale::kCompat));
+                                                         IntermediateScale::kVllmOrder));
   if (c.intermediate_fixed != 0.0f) options.intermediate_fixed = c.intermediate_fixed;
   if (c.max_router_weight != 0.0f) options.max_router_weight = c.max_router_weight;
   if (c.static_headroom != 0.0f) options.static_headroom = c.static_headroom;

@@ -29,9 +29,9 @@ nvfp4_moe_status nvfp4_moe_linear_open(const nvfp4_moe_linear_options* options,
     NVFP4_MOE_ASSIGN(
         linear.activation_format,
         api::read_enum("activation_format", given.activation_format, moe::ActivationFormat::kFp8));
-    NVFP4_MOE_ASSIGN(
-        linear.activation_scale,
-        api::read_enum("activation_scale", given.activation_scale, moe::ActivationScale::kCompat));
+    NVFP4_MOE_ASSIGN(linear.activation_scale,
+                     api::read_enum("activation_scale", given.activation_scale,
+                                    moe::ActivationScale::kVllmOrder));
     linear.input_scale = given.input_scale;
     if (given.static_headroom != 0.0f) linear.static_headroom = given.static_headroom;
     linear.max_tokens = given.max_tokens;

@@ -124,7 +124,7 @@ std::string place_of(int64_t layer, int64_t expert) {
 // ---- opening
 
 Result<Checkpoint> Checkpoint::open(const std::string& path, const CheckpointOptions& options) {
-  NVFP4_MOE_ASSIGN(OpenedModel opened, open_model(path));
+  NVFP4_MOE_ASSIGN(OpenedModel opened, open_model(path, options.family));
   auto impl = std::make_unique<Impl>();
   impl->index = std::move(opened.index);
   impl->model = std::move(opened.model);
@@ -369,7 +369,7 @@ void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer,
     found.add({Severity::kWarning, "input_scale_unusable", layer, -1,
                entry.routed.name(0, down ? Projection::kDown : entry.routed.projections().front(),
                                  entry.routed.parts.input_scale),
-               "one usable input scale in the layer, for activation_scale static or compat",
+               "one usable input scale in the layer, for activation_scale static or vllm_order",
                "none"});
   }
 }

@@ -74,7 +74,9 @@ struct DeclaredActivations {
 struct ModelInfo {
   std::string architecture;  // config.json architectures[0]
   std::string model_type;
-  bool gguf = false;   // read from a GGUF file's metadata: both of the above are its architecture
+  bool gguf = false;  // read from a GGUF file's metadata: both of the above are its architecture
+  // the model type whose rules the caller chose for one that is not known; otherwise empty
+  std::string read_as;
   std::string family;  // "deepseek_v3", "deepseek_v4", "kimi", "qwen", ...: names.cpp has all
   // the model's; options.hidden_size differs from it if experts work in a latent space
   int64_t model_hidden_size = 0;

@@ -25,6 +25,9 @@ struct EnumNames<GateUpOrder> {
 };
 
 struct CheckpointOptions {
+  // A known model type whose rules read a config.json with a model_type that is not known, or a
+  // family whose model types all have the same rules. Empty: an unknown model_type is an error.
+  std::string family = {};
   // For every tensor that holds gate and up of routed or shared experts. Without it the order comes
   // from the family and the tensor's name, and a layer is refused if they do not determine it.
   std::optional<GateUpOrder> gate_up_order = {};

@@ -1,4 +1,6 @@
 // Which experts of a layer the files have. See layer_index.h.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 

@@ -18,6 +18,7 @@
 #include "checkpoint/model_types.h"
 #include "checkpoint/names.h"
 #include "checkpoint/quant_config.h"
+#include "checkpoint/unknown_model.h"
 #include "io/files.h"
 #include "io/json_strict.h"
 
@@ -139,6 +140,11 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
                        required_positive(config, "swiglu_limit", row.model_type));
       NVFP4_MOE_ASSIGN(options.swiglu_alpha,
                        required_positive(config, "swiglu_alpha", row.model_type));
+      // swiglu_oai adds 1 to up.
+      if (const json* beta = member(config, "swiglu_beta");
+          beta != nullptr && *beta != json(1) && *beta != json(1.0))
+        return unsupported(fmt::format("config.json swiglu_beta: expected 1 for {}, got {}",
+                                       row.model_type, describe_json(*beta)));
       return {};
     }
     case ActRule::kRelu2: break;
@@ -167,7 +173,7 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
     case SharedRule::kNone: break;
     case SharedRule::kCount:
     case SharedRule::kMaybeCount:
-    case SharedRule::kBailing: {
+    case SharedRule::kOwnCount: {
       NVFP4_MOE_ASSIGN(
           const std::optional<int64_t> shared,
           optional_int(config, {"n_shared_experts", "num_shared_experts", "moe_num_shared_experts"},
@@ -177,9 +183,11 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
       if (!shared && !null && row.shared != SharedRule::kMaybeCount)
         return missing_field("n_shared_experts", row.model_type);
       std::optional<int64_t> own;
-      if (row.shared == SharedRule::kBailing) {
-        NVFP4_MOE_ASSIGN(
-            own, optional_int(config, {"moe_shared_expert_intermediate_size"}, 1, kMaxModelSize));
+      if (row.shared == SharedRule::kOwnCount) {
+        NVFP4_MOE_ASSIGN(own, optional_int(config,
+                                           {"moe_shared_expert_intermediate_size",
+                                            "shared_experts_intermediate_size"},
+                                           1, kMaxModelSize));
       }
       count = shared.value_or(0);
       size = count * own.value_or(out.options.intermediate_size);
@@ -296,9 +304,38 @@ Result<QuantDeclaration> read_quantization(const json& config, const json& langu
   return from_config;
 }
 
+// The rules for a model type: those that are known, else those that the caller chose, which are
+// reported.
+Result<const ModelRow*> rules_of(const std::string& model_type, const std::string& outer_type,
+                                 std::string_view family, const json& config, ModelInfo& out) {
+  const ModelRow* row = model_row(model_type);
+  if (row == nullptr) row = model_row(outer_type);
+  if (row == nullptr && family.empty()) {
+    return unsupported(
+               fmt::format("config.json model_type '{}' is not known", printable(model_type)))
+        .of_finding(std::string(kUnknownModelType));
+  }
+  if (family.empty()) return row;
+  if (row != nullptr) {
+    if (row->model_type == family || row->family == family) return row;
+    return invalid_argument(
+        fmt::format("family: expected none, since config.json model_type '{}' is known, got {}",
+                    printable(model_type), printable(family)));
+  }
+  NVFP4_MOE_ASSIGN(const ModelRow* chosen, rules_of_family(family));
+  NVFP4_MOE_TRY(check_unread_fields(config, *chosen));
+  out.read_as = chosen->model_type;
+  out.findings.push_back({Severity::kWarning, "read_as_family", -1, -1, "config.json model_type",
+                          "a known model type",
+                          fmt::format("'{}', which is read as {}, as family says",
+                                      printable(model_type), chosen->model_type)});
+  return chosen;
+}
+
 }  // namespace
 
-Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_view hf_quant_json) {
+Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_view hf_quant_json,
+                                     std::string_view family) {
   Result<json> root = parse_json_strict(config_json, kConfigLimits);
   if (!root.ok()) return root.status().in("config.json");
   if (!root->is_object())
@@ -307,22 +344,14 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   NVFP4_MOE_ASSIGN(const std::string outer_type, model_type_of(*root));
   NVFP4_MOE_ASSIGN(std::string model_type, model_type_of(config));
   if (model_type.empty()) model_type = outer_type;
-  if (model_type.empty()) return bad_input("config.json model_type: missing");
+  if (model_type.empty() && family.empty()) return bad_input("config.json model_type: missing");
   for (const std::string& type : {model_type, outer_type}) {
     const std::string_view reason = reason_to_decline(type);
     if (!reason.empty())
       return unsupported(fmt::format("config.json model_type {}: {}", type, reason));
   }
-  const ModelRow* row = model_row(model_type);
-  if (row == nullptr) row = model_row(outer_type);
-  if (row == nullptr) {
-    return unsupported(
-        fmt::format("config.json model_type '{}' is not known; docs/reference/checkpoints.md lists "
-                    "those that are",
-                    printable(model_type)));
-  }
-
   ModelInfo out;
+  NVFP4_MOE_ASSIGN(const ModelRow* row, rules_of(model_type, outer_type, family, config, out));
   out.model_type = printable(model_type);  // these strings end up in messages and tables
   // Kimi-K2 and K2.5 may call their language model deepseek_v3; the wrapper's type decides.
   const ModelRow* outer_row = model_row(outer_type);
@@ -336,12 +365,13 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   NVFP4_MOE_ASSIGN(out.model_hidden_size,
                    required_int(config, {"hidden_size"}, 1, kMaxModelSize, model_type));
   // If experts come after a projection, they have a width of their own.
-  NVFP4_MOE_ASSIGN(const std::optional<int64_t> latent,
-                   optional_int(config, {"moe_latent_size"}, 1, kMaxModelSize));
-  if (latent && row->activation != ActRule::kRelu2)
+  NVFP4_MOE_ASSIGN(
+      const std::optional<int64_t> latent,
+      optional_int(config, {"moe_latent_size", "routed_expert_hidden_size"}, 1, kMaxModelSize));
+  if (latent && row->activation != ActRule::kRelu2 && row->family != "kimi")
     return unsupported(
-        fmt::format("config.json moe_latent_size: experts behind a projection are known of "
-                    "nemotron_h alone, not of {}",
+        fmt::format("config.json moe_latent_size: experts after a projection are known of "
+                    "nemotron_h and kimi only, not of {}",
                     printable(model_type)));
   options.hidden_size = latent.value_or(out.model_hidden_size);
   constexpr const char* kExpertSize = "moe_intermediate_size";

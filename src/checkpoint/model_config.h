@@ -23,6 +23,9 @@ inline constexpr int64_t kMaxModelLayers = int64_t{1} << 14;
 
 // hf_quant_json is empty if the checkpoint has no hf_quant_config.json. Errors: kBadInput for a
 // wrong or missing field, kUnsupported for a valid one that is not implemented.
-Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_view hf_quant_json);
+// family: CheckpointOptions::family. An unknown model type without it is the finding
+// kUnknownModelType (unknown_model.h).
+Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_view hf_quant_json,
+                                     std::string_view family = {});
 
 }  // namespace nvfp4_moe::internal

@@ -204,9 +204,11 @@ Status read_layers(const Json& config, const ModelRow& row, int64_t count,
       return {};
     }
     case LayerRule::kStep: {
-      NVFP4_MOE_ASSIGN(const Json list, listed_layers(config, "moe_layers_enum", row.model_type));
-      NVFP4_MOE_ASSIGN(const std::vector<bool> set,
-                       layer_set(&list, "moe_layers_enum", kMaxModelLayers));
+      const bool listed = member(config, "moe_layers_enum") == nullptr &&
+                          member(config, "moe_layer_list") != nullptr;
+      const char* const key = listed ? "moe_layer_list" : "moe_layers_enum";
+      NVFP4_MOE_ASSIGN(const Json list, listed_layers(config, key, row.model_type));
+      NVFP4_MOE_ASSIGN(const std::vector<bool> set, layer_set(&list, key, kMaxModelLayers));
       for (int64_t layer = 0; layer < count; ++layer) {
         if (set[static_cast<size_t>(layer)]) layers.push_back(layer);
       }

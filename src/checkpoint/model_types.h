@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "core/config.h"
@@ -24,8 +25,8 @@ enum class LayerRule : uint8_t {
   kStep,
   kBlockTypes
 };
-// kMaybeCount: the field may be absent. kMlp: as large as the experts. kBailing: kCount, possibly
-// with a size of its own.
+// kMaybeCount: the field may be absent. kMlp: as large as the experts. kOwnCount: kCount,
+// possibly with a size of its own.
 enum class SharedRule : uint8_t {
   kNone,
   kCount,
@@ -35,7 +36,7 @@ enum class SharedRule : uint8_t {
   kLlama4,
   kGranite,
   kMlp,
-  kBailing,
+  kOwnCount,
   kNemotron
 };
 
@@ -51,6 +52,7 @@ struct ModelRow {
   const char* layer_count = "num_hidden_layers";
 };
 
+std::span<const ModelRow> model_rows();  // all known types
 // Null if the type is not known.
 const ModelRow* model_row(std::string_view model_type);
 // Why a type is declined; empty if it is not.

@@ -9,6 +9,9 @@
 namespace nvfp4_moe::internal {
 namespace {
 
+// The experts are in the layer itself: layers.L.experts, not layers.L.mlp.experts.
+constexpr std::string_view kNoBlock = "experts";
+
 constexpr FamilyNames kFamilies[] = {
     // family        blocks                                      shared            stacked (E, K, N)
     {"deepseek_v3", {"mlp"}, "shared_experts", false},
@@ -26,25 +29,31 @@ constexpr FamilyNames kFamilies[] = {
     {"aria", {"mlp"}, "shared_experts", true, false, Stacks::kDotted},
     {"axk", {"mlp"}, "shared_experts", false},
     {"bailing", {"mlp"}, "shared_experts", false},
+    {"beam", {"mlp"}, "", false},
     {"cohere", {"mlp"}, "", false},
     {"dots", {"mlp"}, "shared_experts", false},
     {"ernie", {"mlp"}, "shared_experts", false},
     {"exaone", {"mlp"}, "shared_experts", false},
+    {"flint", {"mlp"}, "shared_expert", false},
     {"granite", {"block_sparse_moe"}, "shared_mlp", false, false, Stacks::kDottedInBlock, true},
     {"hunyuan", {"mlp"}, "shared_mlp", false},
     {"hunyuan_v3", {"mlp"}, "shared_mlp", false},
     {"hunyuan_v4", {"mlp"}, "", false},
     {"inkling", {"mlp"}, "", false, false, Stacks::kExperts, false, true, true},
     {"jamba", {"feed_forward"}, "", false},
+    {"kolibri", {"mlp"}, "shared_experts", false},
+    {"lara", {"mlp"}, "shared_expert", false},
     {"laguna", {"mlp"}, "shared_expert", false},
     {"lfm2", {"feed_forward"}, "", false},
     {"longcat", {"mlp"}, "", false},
     {"mellum", {"mlp"}, "", false},
     {"mimo", {"mlp"}, "shared_experts", false},
     {"mistral", {"mlp"}, "shared_experts", false},
+    {"mistral_large", {"mlp", kNoBlock}, "shared_experts", false},
     {"olmo", {"mlp"}, "", false},
     {"phi", {"block_sparse_moe", "mlp"}, "", false},
     {"privacy_filter", {"mlp"}, "", true},
+    {"sarvam", {"mlp"}, "shared_experts", false},
     {"solar", {"mlp"}, "shared_experts", false},
     {"step", {"moe", "mlp"}, "", false, false, Stacks::kDottedInBlock},
     {"zaya", {"mlp"}, "", false},
@@ -168,6 +177,12 @@ bool contains(std::string_view text, std::string_view word) {
   return text.find(word) != std::string_view::npos;
 }
 
+// Takes "<block>." from the front, which is nothing for kNoBlock.
+bool take_block(std::string_view& text, std::string_view block) {
+  if (block.empty()) return false;
+  return block == kNoBlock || (take(text, block) && take(text, "."));
+}
+
 // Takes "<prefix>layers.<L>." from the front.
 std::optional<int64_t> take_layer(std::string_view& name) {
   const std::string_view* prefix =
@@ -207,8 +222,9 @@ std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family,
   if (family.shared_beside_block && take_shared(rest)) return out;
   for (const std::string_view block : family.blocks) {
     std::string_view text = rest;
-    if (block.empty() || !take(text, block) || !take(text, ".")) continue;
+    if (!take_block(text, block)) continue;
     if (take_shared(text)) return out;
+    if (block == kNoBlock && !text.starts_with("experts.")) continue;
     const bool in_experts = take(text, "experts.");
     const bool holds_stacks = family.stacks == Stacks::kDottedInBlock && block == family.blocks[0];
     if (!in_experts && !holds_stacks) return std::nullopt;
@@ -236,7 +252,7 @@ std::optional<ExpertsModule> experts_module(const FamilyNames& family, std::stri
   if (family.shared_beside_block && in_shared(name)) return ExpertsModule{*layer, true};
   for (const std::string_view block : family.blocks) {
     std::string_view rest = name;
-    if (block.empty() || !take(rest, block) || !take(rest, ".")) continue;
+    if (!take_block(rest, block)) continue;
     if (in_shared(rest)) return ExpertsModule{*layer, true};
     if (!take(rest, "experts.")) continue;
     if (rest == "e_score_correction_bias")
@@ -303,7 +319,7 @@ std::string_view ignored_reason(std::string_view name) {
       contains(name, ".gate.") || contains(name, "router") || contains(name, "tid2eid")) {
     return "router: its result is given with each batch";
   }
-  if (contains(name, "_latent_proj."))
+  if (contains(name, "_latent_proj.") || contains(name, ".routed_expert_"))
     return "projection between the model's width and the experts': the host's";
   if (contains(name, "norm")) return "normalisation";
   if (contains(name, "embed") || contains(name, "head")) return "embedding or output head";

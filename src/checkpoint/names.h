@@ -59,7 +59,8 @@ enum class Stacks : uint8_t {
 
 struct FamilyNames {
   std::string_view family;
-  std::array<std::string_view, 3> blocks;  // module that holds the experts; empty = unused
+  // module that holds the experts; empty = unused, "experts" = the layer itself
+  std::array<std::string_view, 3> blocks;
   std::string_view shared;   // module of the shared expert, next to `experts`; empty = none
   bool stacked_k_first;      // stacked tensors are (E, K, N): K is axis 1; dotted ones always
   bool interleaved = false;  // gate and up alternate in a stack: g0 u0 g1 u1 ...

@@ -7,6 +7,7 @@
 
 #include "checkpoint/gguf_config.h"
 #include "checkpoint/model_config.h"
+#include "checkpoint/unknown_model.h"
 #include "gguf/gguf.h"
 #include "io/files.h"
 
@@ -40,7 +41,7 @@ Result<OpenedModel> open_gguf_model(const std::string& path) {
   return OpenedModel{std::move(files.index), *std::move(model)};
 }
 
-Result<OpenedModel> open_safetensors_model(const std::string& path) {
+Result<OpenedModel> open_safetensors_model(const std::string& path, std::string_view family) {
   NVFP4_MOE_ASSIGN(TensorIndex index, TensorIndex::open(path));
   const std::filesystem::path directory = index.directory();
   const std::string config_path = (directory / "config.json").string();
@@ -52,16 +53,27 @@ Result<OpenedModel> open_safetensors_model(const std::string& path) {
     NVFP4_MOE_ASSIGN(hf_quant, read_text_file(hf_quant_path, kMaxConfigBytes));
   }
   NVFP4_MOE_TRY(check_not_mlx(index));
-  Result<ModelInfo> model = parse_model_config(config, hf_quant);
+  Result<ModelInfo> model = parse_model_config(config, hf_quant, family);
+  if (!model.ok() && model.status().finding() == kUnknownModelType) {
+    const std::string advice = advise_family(index, config, hf_quant);
+    const std::string text = model.status().message();
+    model = unsupported(text.substr(0, text.rfind(" [")) + "; " + advice);
+  }
   if (!model.ok()) return model.status().in(printable(directory.string(), 4096));
   return OpenedModel{std::move(index), *std::move(model)};
 }
 
 }  // namespace
 
-Result<OpenedModel> open_model(const std::string& path) {
+Result<OpenedModel> open_model(const std::string& path, std::string_view family) {
   NVFP4_MOE_ASSIGN(const bool gguf, is_gguf(path));
-  return gguf ? open_gguf_model(path) : open_safetensors_model(path);
+  if (!gguf) return open_safetensors_model(path, family);
+  if (!family.empty())
+    return invalid_argument(
+        fmt::format("family: expected none for a GGUF file, whose names and fields are one "
+                    "architecture's, got {}",
+                    printable(family)));
+  return open_gguf_model(path);
 }
 
 void report_left_out(const TensorIndex::LeftOut& left_out, FindingList& findings) {

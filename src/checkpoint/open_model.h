@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/findings.h"
@@ -12,8 +13,8 @@ struct OpenedModel {
   TensorIndex index;
   ModelInfo model;
 };
-// path: as for Checkpoint::open.
-Result<OpenedModel> open_model(const std::string& path);
+// path, family: as for Checkpoint::open.
+Result<OpenedModel> open_model(const std::string& path, std::string_view family = {});
 
 // Adds findings for the tensors that the model's index leaves out.
 void report_left_out(const TensorIndex::LeftOut& left_out, FindingList& findings);

@@ -116,8 +116,14 @@ Result<QuantDeclaration> parse_modelopt(const Json& quantization, QuantDeclarati
     NVFP4_MOE_TRY(read_quantized_layers(quantization, out));
     return out;
   }
-  ModuleScheme scheme = scheme_of_algo(algo, SourceFormat::kModelOpt,
-                                       moe_algo.empty() ? "quant_algo" : "moe_quant_algo");
+  // MiniMax-M3.1 packs its NVFP4 experts as compressed-tensors does.
+  NVFP4_MOE_ASSIGN(const std::string packing, lower_text(quantization, "moe_quant_format"));
+  if (!packing.empty() && packing != "nvfp4-pack-quantized")
+    return unsupported(fmt::format(
+        "moe_quant_format '{}' is not known; expected nvfp4-pack-quantized", printable(packing)));
+  ModuleScheme scheme = scheme_of_algo(
+      algo, packing.empty() ? SourceFormat::kModelOpt : SourceFormat::kCompressedTensors,
+      moe_algo.empty() ? "quant_algo" : "moe_quant_algo");
   const int64_t group = scheme.format == SourceFormat::kMxfp4 ? 32 : 16;
   const bool loads = scheme.refusal.ok();
   NVFP4_MOE_TRY(declare_all(quantization, std::move(scheme), out));
@@ -201,7 +207,8 @@ Result<QuantDeclaration> parse_quantization(const Json& quantization, std::strin
     if (out.method.empty() && out.declared()) out.method = "modelopt";
     return out;
   }
-  if (out.method == "fp8" && member(quantization, "moe_quant_algo") != nullptr)
+  if ((out.method == "fp8" || out.method == "mxfp8") &&
+      member(quantization, "moe_quant_algo") != nullptr)
     return parse_modelopt(quantization, std::move(out));
   const std::string field = "quant_method " + printable(out.method);
   ModuleScheme scheme;

@@ -88,6 +88,7 @@ Result<QuantizePlan> make_quantize_plan(const std::string& in, const Checkpoint&
   plan.config = config.digest();
   plan.format = to_string(options.format);
   plan.layers = layers;
+  plan.family = options.reading.family;
   if (options.reading.gate_up_order) plan.gate_up_order = to_string(*options.reading.gate_up_order);
   plan.search = to_string(options.search);
   plan.calibration = calibration;
@@ -141,6 +142,9 @@ Status check_same_work(const QuantizePlan& wanted, const QuantizePlan& found) {
   if (wanted.layers != found.layers)
     return differ("layers", fmt::format("{}", fmt::join(wanted.layers, ",")),
                   printable(fmt::format("{}", fmt::join(found.layers, ","))));
+  if (wanted.family != found.family)
+    return differ("family", wanted.family.empty() ? "none" : wanted.family,
+                  found.family.empty() ? "none" : printable(found.family));
   if (wanted.gate_up_order != found.gate_up_order)
     return differ("gate_up_order", wanted.gate_up_order.empty() ? "none" : wanted.gate_up_order,
                   found.gate_up_order.empty() ? "none" : printable(found.gate_up_order));

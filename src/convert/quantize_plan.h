@@ -46,7 +46,7 @@ struct QuantizePlan {
   ContentHash config;  // hash of IN's config.json
   std::string format;
   std::set<int64_t> layers;
-  std::string gate_up_order;  // as given; empty if not given
+  std::string family, gate_up_order;  // as given; empty if not given
   std::string search;
   std::string calibration;  // hash of the moments that weight errors; empty without moments
   bool share_gate_up_scale = true;

@@ -99,6 +99,7 @@ Status parse_work(const Json& json, QuantizePlan& plan) {
     if (!number) return wrong("layers", "integers", &layer);
     plan.layers.insert(*number);
   }
+  NVFP4_MOE_ASSIGN(plan.family, text_of(json, "family"));
   NVFP4_MOE_ASSIGN(plan.gate_up_order, text_of(json, "gate_up_order"));
   NVFP4_MOE_ASSIGN(plan.search, text_of(json, "search"));
   NVFP4_MOE_ASSIGN(plan.calibration, text_of(json, "calibration"));
@@ -176,6 +177,7 @@ std::string to_json(const QuantizePlan& plan) {
                      {"config", to_string(plan.config)},
                      {"format", plan.format},
                      {"layers", plan.layers},
+                     {"family", plan.family},
                      {"gate_up_order", plan.gate_up_order},
                      {"search", plan.search},
                      {"calibration", plan.calibration},

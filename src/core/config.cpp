@@ -110,11 +110,11 @@ Status check_scale_option(ActivationFormat format, Scale scale) {
         ": expected dynamic_token with activation_format int8_block (each block of 16 has its own "
         "scale), got " +
         to_string(scale));
-  if (format == ActivationFormat::kFp8 && scale == Scale::kCompat)
-    return invalid_argument(
-        std::string(EnumNames<Scale>::kWhat) + ": expected " + EnumNames<Scale>::kAll[0] + " or " +
-        EnumNames<Scale>::kAll[1] +
-        " with activation_format fp8 (compat is an order of operations for NVFP4), got compat");
+  if (format == ActivationFormat::kFp8 && scale == Scale::kVllmOrder)
+    return invalid_argument(std::string(EnumNames<Scale>::kWhat) + ": expected " +
+                            EnumNames<Scale>::kAll[0] + " or " + EnumNames<Scale>::kAll[1] +
+                            " with activation_format fp8 (vllm_order is an order of operations for "
+                            "NVFP4), got vllm_order");
   return {};
 }
 template Status check_scale_option<ActivationScale>(ActivationFormat, ActivationScale);

@@ -26,8 +26,8 @@ enum class ActivationFormat : uint8_t {
   kInt8Block,  // W4A8: int8 with a scale per 16 elements
   kFp8,  // W4A8: E4M3 with a power of two per row, and weights rounded once to E4M3 (core/fp8.h)
 };
-enum class ActivationScale : uint8_t { kDynamicToken, kStatic, kCompat };   // of hidden
-enum class IntermediateScale : uint8_t { kDynamicToken, kFixed, kCompat };  // of SwiGLU's output
+enum class ActivationScale : uint8_t { kDynamicToken, kStatic, kVllmOrder };   // of hidden
+enum class IntermediateScale : uint8_t { kDynamicToken, kFixed, kVllmOrder };  // of SwiGLU's output
 enum class RouterWeight : uint8_t {
   kAfterDown,   // multiplies the expert's output, at combine
   kBeforeDown,  // multiplies SwiGLU's output before its rounding                  DeepSeek-V4
@@ -56,12 +56,12 @@ struct EnumNames<ActivationFormat> {
 template <>
 struct EnumNames<ActivationScale> {
   static constexpr const char* kWhat = "activation_scale";
-  static constexpr std::array kAll = {"dynamic_token", "static", "compat"};
+  static constexpr std::array kAll = {"dynamic_token", "static", "vllm_order"};
 };
 template <>
 struct EnumNames<IntermediateScale> {
   static constexpr const char* kWhat = "intermediate_scale";
-  static constexpr std::array kAll = {"dynamic_token", "fixed", "compat"};
+  static constexpr std::array kAll = {"dynamic_token", "fixed", "vllm_order"};
 };
 template <>
 struct EnumNames<RouterWeight> {
@@ -89,9 +89,9 @@ constexpr int64_t matrices_of_expert(Activation activation) { return 3 - first_m
 
 // Checks that the format supports the scale option. Scale: ActivationScale or IntermediateScale.
 //
-// - int8_block has one way to choose its scales. kInvalidArgument for a static, fixed or compat
+// - int8_block has one way to choose its scales. kInvalidArgument for a static, fixed or vllm_order
 //   scale, since quantizing without it would not be the computation that was asked for.
-// - fp8 has no compat, which is an order of operations for NVFP4.
+// - fp8 has no vllm_order, which is an order of operations for NVFP4.
 // - bf16 quantizes nothing, so the option has no effect.
 template <class Scale>
 Status check_scale_option(ActivationFormat format, Scale scale);

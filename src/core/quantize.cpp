@@ -1,7 +1,7 @@
 // The quantizers of docs/explanation/format.md.
 //
-// Activations (exact and compat mode) follow the contract's float operations one by one. Weights
-// are in quantize_weights.cpp.
+// Activations (exact and vllm_order mode) follow the contract's float operations one by one.
+// Weights are in quantize_weights.cpp.
 #include "core/quantize.h"
 
 #include <algorithm>
@@ -99,8 +99,8 @@ float row_amax(std::span<const float> x) {
   return bits > kInfBits ? std::numeric_limits<float>::quiet_NaN() : std::bit_cast<float>(bits);
 }
 
-bool quantize_row_compat(std::span<const float> x, float input_scale, uint8_t* codes,
-                         uint8_t* block_scales, QuantizeCounts& counts) {
+bool quantize_row_vllm_order(std::span<const float> x, float input_scale, uint8_t* codes,
+                             uint8_t* block_scales, QuantizeCounts& counts) {
   if (refuse_nonfinite_row(x, codes, block_scales, counts)) return false;
   const float global = 1.0f / input_scale;
   const float inverse_global = 1.0f / global;

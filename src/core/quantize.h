@@ -41,7 +41,7 @@ enum class QuantizeMode : uint8_t {
   kWeights,  // a given number, or amax / 2688 of the whole array; block scales by a ScaleSearch
   kDynamicToken,  // each row's own power of two
   kStatic,        // a given number, rounded up to a power of two
-  kCompat,        // a given number as it is, in vLLM's operation order
+  kVllmOrder,     // a given number as it is, in vLLM's operation order
 };
 
 const char* to_string(ScaleSearch);
@@ -55,7 +55,7 @@ struct EnumNames<ScaleSearch> {
 template <>
 struct EnumNames<QuantizeMode> {
   static constexpr const char* kWhat = "mode";
-  static constexpr std::array kAll = {"weights", "dynamic_token", "static", "compat"};
+  static constexpr std::array kAll = {"weights", "dynamic_token", "static", "vllm_order"};
 };
 
 // s = fl32(amax / 2688), computed in double; 1 if that is 0.
@@ -98,8 +98,8 @@ float row_amax(std::span<const float> x);
 // correctly rounded reciprocal: G = 1/input_scale; byte = e4m3(G * (A * rcp(6))); code = e2m1(x *
 // rcp(v * rcp(G))), 0 if v is 0. Returns false, with all codes and scales 0, if the row holds NaN
 // or Inf.
-bool quantize_row_compat(std::span<const float> x, float input_scale, uint8_t* codes,
-                         uint8_t* block_scales, QuantizeCounts& counts);
+bool quantize_row_vllm_order(std::span<const float> x, float input_scale, uint8_t* codes,
+                             uint8_t* block_scales, QuantizeCounts& counts);
 
 // The smallest scale of an int8_block block. Half of it times the smallest E4M3 value, 2^-9, is
 // still a normal fp32, so no kernel that multiplies block scales sees a subnormal. Blocks of zeros

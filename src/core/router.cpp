@@ -178,7 +178,7 @@ uint64_t look_up(const SelectExperts& call, int64_t t, TokenSelection& selection
   return bad;
 }
 
-void weigh(const Token& token, const TokenSelection& selection, float* weights) {
+void write_weights(const Token& token, const TokenSelection& selection, float* weights) {
   const RouterConfig& config = token.config;
   const bool softmax = config.scoring == Scoring::kSoftmax;
   std::array<float, kMaxRouterTopK> values{};  // logits, then scores
@@ -259,7 +259,7 @@ void select_experts(const SelectExperts& call) {
     } else {
       select(token, call.correction_bias, selection);
     }
-    weigh(token, selection, call.topk_weights + t * k);
+    write_weights(token, selection, call.topk_weights + t * k);
     for (int64_t i = 0; i < k; ++i) {
       const int64_t id = selection.ids[static_cast<size_t>(i)];
       if (call.ids_dtype == DType::kI64)

@@ -160,6 +160,7 @@ Result<ContentHash> cache_key(const CacheSubject& subject, bool checksum,
   hasher.text(to_string(model.format));
   hasher.text(model.quant_method);
   hasher.text(model.quant_algo);
+  if (!model.read_as.empty()) hasher.text("as " + model.read_as);
   const auto& order = subject.checkpoint.options().gate_up_order;
   hasher.text(order ? to_string(*order) : "");
   for (const int64_t value : {subject.layer, subject.range.first, subject.range.count,

@@ -92,14 +92,14 @@ Status check_tensor_scale(const Quantize& call) {
                  ? Status()
                  : expected("a positive finite float32, or none");
     case QuantizeMode::kStatic:
-    case QuantizeMode::kCompat: break;
+    case QuantizeMode::kVllmOrder: break;
   }
   if (!scale)
     return invalid_argument(std::string("tensor_scale: mode ") + to_string(call.mode) +
                             " needs one, got none");
   if (call.mode == QuantizeMode::kStatic && (!std::isfinite(*scale) || *scale <= 0))
     return expected("a positive finite float32");
-  if (call.mode == QuantizeMode::kCompat && !(*scale >= 0x1p-126f && *scale <= 0x1p126f))
+  if (call.mode == QuantizeMode::kVllmOrder && !(*scale >= 0x1p-126f && *scale <= 0x1p126f))
     return expected("a positive float32 within [2^-126, 2^126]");
   return {};
 }
@@ -134,9 +134,9 @@ DeviceQuantizer quantizer_of(const Quantize& call) {
                                               : DeviceQuantizer::kWeights;
     case QuantizeMode::kDynamicToken: return DeviceQuantizer::kDynamicToken;
     case QuantizeMode::kStatic: return DeviceQuantizer::kPowerOfTwo;
-    case QuantizeMode::kCompat: break;
+    case QuantizeMode::kVllmOrder: break;
   }
-  return DeviceQuantizer::kCompat;
+  return DeviceQuantizer::kVllmOrder;
 }
 
 Status check(const SwigluQuantize& call) {

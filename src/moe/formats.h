@@ -51,7 +51,7 @@ class Place {
   const DeviceFormats* functions_ = nullptr;
 };
 
-// Handling of a row with NaN or Inf under kStatic and kCompat on the host, whose scale cannot
+// Handling of a row with NaN or Inf under kStatic and kVllmOrder on the host, whose scale cannot
 // express it. (kWeights always refuses; kDynamicToken gives such a row a NaN scale.)
 enum class NonfiniteRows : bool {
   kRefused,  // kInvalidArgument names the row
@@ -69,7 +69,7 @@ struct Quantize {
   int64_t rows = 0;
   int64_t cols = 0;
   // kWeights: if empty, amax / 2688 of x. kDynamicToken: must be empty. The other modes require it:
-  // kStatic rounds it up to a power of two, kCompat requires a normal number.
+  // kStatic rounds it up to a power of two, kVllmOrder requires a normal number.
   std::optional<float> tensor_scale;
   uint8_t* codes = nullptr;
   uint8_t* block_scales = nullptr;

@@ -99,8 +99,8 @@ Status quantize(const Quantize& call, QuantizeCounts& counts) {
       case QuantizeMode::kStatic:
         finite = quantize_row_exact(row, scale, codes, block_scales, counts);
         break;
-      case QuantizeMode::kCompat:
-        finite = quantize_row_compat(row, scale, codes, block_scales, counts);
+      case QuantizeMode::kVllmOrder:
+        finite = quantize_row_vllm_order(row, scale, codes, block_scales, counts);
         break;
     }
     if (!finite && call.nonfinite_rows == NonfiniteRows::kRefused) return nonfinite_row(r);

@@ -104,9 +104,9 @@ std::string MoeLayer::describe_json() const {
   Json notes = backend_notes(*backend_, config->activation_format);
   if (config->activation_format == ActivationFormat::kBf16)
     notes.push_back("hidden of F16 or F32 is rounded to bf16 once");
-  if (config->activation_scale == ActivationScale::kCompat ||
-      config->intermediate_scale == IntermediateScale::kCompat)
-    notes.push_back("compat: vLLM's operation order; activation scales are not powers of two");
+  if (config->activation_scale == ActivationScale::kVllmOrder ||
+      config->intermediate_scale == IntermediateScale::kVllmOrder)
+    notes.push_back("vllm_order: vLLM's operation order; activation scales are not powers of two");
   if (config->activation_scale == ActivationScale::kStatic && config->static_headroom != 1.0f)
     notes.push_back("static_headroom " + Json(config->static_headroom).dump() +
                     " is in the hidden scale");

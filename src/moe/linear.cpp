@@ -25,10 +25,11 @@ Result<float> resolve_input_scale(const LinearOptions& options) {
     return invalid_argument(
         std::string("input_scale: expected a positive normal number (activation_scale ") +
         to_string(options.activation_scale) + "), got " + std::to_string(options.input_scale));
-  if (options.activation_scale == ActivationScale::kCompat) {
+  if (options.activation_scale == ActivationScale::kVllmOrder) {
     if (options.input_scale <= 0x1p126f) return options.input_scale;
-    return invalid_argument("input_scale: expected at most 2^126 (activation_scale compat), got " +
-                            std::to_string(options.input_scale));
+    return invalid_argument(
+        "input_scale: expected at most 2^126 (activation_scale vllm_order), got " +
+        std::to_string(options.input_scale));
   }
   return static_row_scale(options.activation_format, "input_scale x static_headroom",
                           options.input_scale, options.static_headroom);

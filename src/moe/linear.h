@@ -23,7 +23,7 @@ struct LinearOptions {
   std::string backend = "auto";
   ActivationFormat activation_format = ActivationFormat::kNvfp4;
   ActivationScale activation_scale = ActivationScale::kDynamicToken;
-  float input_scale = 0.0f;      // the checkpoint's number, for static and compat; otherwise unused
+  float input_scale = 0.0f;  // the checkpoint's number, for static and vllm_order; otherwise unused
   float static_headroom = 1.0f;  // power of two, multiplies the static scale
   int64_t max_tokens = 0;        // at least 1
   // null: the linear owns a pool (NVFP4_MOE_THREADS, or one thread per core)

@@ -76,6 +76,15 @@ const Backend* find_backend(std::string_view name) {
   return nullptr;
 }
 
+std::string expected_backend(const std::string& name) {
+  std::string text = "expected one of " + backend_names() + ", got \"" + name + "\"";
+#ifndef NVFP4_MOE_WITH_CUDA
+  if (name == "cuda" || name.starts_with("sm"))
+    text += "; this build has no CUDA backend: build it with nvcc 12.9 or later on PATH";
+#endif
+  return text;
+}
+
 std::string backend_names() {
   std::string names = "auto";
   for (const Backend* backend : backends()) names += std::string(", ") + backend->name;
@@ -131,15 +140,14 @@ Result<std::string> forced_backend(const std::string& option, const Env& env,
   const std::string& name = from_variable ? env.backend : option;
   if (name == "auto" || find_backend(name) != nullptr) return name;
   return invalid_argument(
-      std::string(from_variable ? "environment NVFP4_MOE_BACKEND" : option_name) +
-      ": expected one of " + backend_names() + ", got \"" + name + "\"");
+      std::string(from_variable ? "environment NVFP4_MOE_BACKEND" : option_name) + ": " +
+      expected_backend(name));
 }
 
 Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device,
                                       const std::string& forced) {
   if (forced != "auto" && find_backend(forced) == nullptr)
-    return invalid_argument("backend: expected one of " + backend_names() + ", got \"" + forced +
-                            "\"");
+    return invalid_argument("backend: " + expected_backend(forced));
   std::string reasons;
   for (const BackendReport& report : explain(config, device, forced)) {
     if (report.chosen) return find_backend(report.backend);

@@ -18,6 +18,9 @@ namespace nvfp4_moe::internal {
 std::span<const Backend* const> backends();
 const Backend* find_backend(std::string_view name);  // null if there is none
 std::string backend_names();  // "auto, cpu, cpu:avx2, ..., reference", for messages
+// The end of a message about a name that no backend of this build has: "expected one of ..., got
+// ...".
+std::string expected_backend(const std::string& name);
 
 // Warnings about a backend with this activation format, one sentence each; usually empty.
 std::vector<std::string> backend_notes(const Backend& backend, ActivationFormat format);

@@ -171,9 +171,9 @@ class DeviceAllReduce : public AllReduce {
         recv_bytes_[static_cast<size_t>(r)] = Shard::of(count, r, world()).count() * width;
       NVFP4_MOE_TRY(transport.all_gather(own, recv_bytes_.data(), batch.out, stream, captured));
     }
-    const CheckSum check{batch.out, batch.out_dtype, count, transport.failure_word(),
-                         &s.status->nonfinite_outputs};
-    return device_.check_sum(device(), check, stream);
+    const CheckReduced check{batch.out, batch.out_dtype, count, transport.failure_word(),
+                             &s.status->nonfinite_outputs};
+    return device_.check_reduced(device(), check, stream);
   }
 
   const DeviceRanks& device_;
@@ -237,8 +237,8 @@ class PeerAllReduce : public AllReduce {
     NVFP4_MOE_TRY(peers_.barrier(device(), sum.link, false, s.failed, stream));
     NVFP4_MOE_TRY(peers_.take_totals(device(), sum, stream));
     return device_ranks(layer_.plan().device.kind)
-        ->check_sum(device(), {batch.out, batch.out_dtype, sum.count, nullptr, sum.nonfinite},
-                    stream);
+        ->check_reduced(device(), {batch.out, batch.out_dtype, sum.count, nullptr, sum.nonfinite},
+                        stream);
   }
 
   const DevicePeers& peers_;

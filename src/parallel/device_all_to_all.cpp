@@ -74,17 +74,17 @@ AllToAllOnDevice::Side AllToAllOnDevice::source(const Spans& spans, const Batch&
   return made;
 }
 
-TakePackets AllToAllOnDevice::take_call(const Spans& spans, const MessageLayout& layout,
-                                        const std::byte* packets) const {
-  TakePackets take;
-  take.layout = layout;
-  take.messages = packets;
-  take.range = layer_.weights().range;
-  take.ids = spans.ids;
-  take.weights = spans.weights;
-  take.failed = spans.failed;
-  take.report = reinterpret_cast<WireReport*>(report_.data());
-  return take;
+UnpackPackets AllToAllOnDevice::take_call(const Spans& spans, const MessageLayout& layout,
+                                          const std::byte* packets) const {
+  UnpackPackets unpack;
+  unpack.layout = layout;
+  unpack.messages = packets;
+  unpack.range = layer_.weights().range;
+  unpack.ids = spans.ids;
+  unpack.weights = spans.weights;
+  unpack.failed = spans.failed;
+  unpack.report = reinterpret_cast<WireReport*>(report_.data());
+  return unpack;
 }
 
 Status AllToAllOnDevice::begin(const Batch& batch, std::byte* workspace, void* stream,
@@ -224,20 +224,20 @@ Status DeviceAllToAll::dispatch(const Batch&, const Spans& s, const Side&, void*
 
 Status DeviceAllToAll::run_experts(const Spans& s, const Side& expert, void* stream) {
   // An expert rank's messages have their source ranks' lengths.
-  TakePackets take = take_call(s, layout_of(0), s.recv);
-  take.first_rows = s.first_rows;
+  UnpackPackets unpack = take_call(s, layout_of(0), s.recv);
+  unpack.first_rows = s.first_rows;
   auto* const packets = bounds_.data();
   auto* const rows = packets + world() + 1;
   for (int r = 0; r < world(); ++r) {
     packets[r + 1] = packets[r] + static_cast<int32_t>(counts_.packets_between(r, rank()));
     rows[r + 1] = rows[r] + static_cast<int32_t>(counts_.rows_back_between(r, rank()));
   }
-  take.bounds = s.bounds;
-  take.capacity = counts_.capacity();
-  NVFP4_MOE_TRY(packet_steps_.put(device(), bounds_.data(), static_cast<int64_t>(bounds_.size()),
-                                  s.bounds, stream));
+  unpack.bounds = s.bounds;
+  unpack.capacity = counts_.capacity();
+  NVFP4_MOE_TRY(packet_steps_.write_words(device(), bounds_.data(),
+                                          static_cast<int64_t>(bounds_.size()), s.bounds, stream));
   const StepContext step = expert.step(layer_.weights(), stream);
-  NVFP4_MOE_TRY(packet_steps_.take(step, steps(), take));
+  NVFP4_MOE_TRY(packet_steps_.unpack(step, steps(), unpack));
   NVFP4_MOE_TRY(multiply(steps(), step, expert.buffers.routed));
   return packet_steps_.pack_rows(
       device(),

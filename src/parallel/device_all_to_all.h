@@ -3,7 +3,7 @@
 //
 //   source rank   ids to slots; route, quantize                     tokens (T) -> codes and scales
 //   dispatch      packets of this rank's tokens to their expert ranks
-//   expert rank   take, route, gemm1_swiglu, requantize, gemm2      packets (U) -> rows
+//   expert rank   unpack, route, gemm1_swiglu, requantize, gemm2      packets (U) -> rows
 //   combine       rows back; on the source rank the shared expert, and combine in the order of k
 //
 // The steps are the backend's own, so the bits are those of one rank with all experts. Rows arrive
@@ -71,9 +71,9 @@ class AllToAllOnDevice : public RankCombine {
   Slots& slots() override { return *slots_; }
   Spans spans(std::byte* workspace, int64_t tokens) const;
   Side source(const Spans& spans, const Batch& batch);
-  // The TakePackets call of the expert rank, without the fields of its transport.
-  TakePackets take_call(const Spans& spans, const MessageLayout& layout,
-                        const std::byte* packets) const;
+  // The UnpackPackets call of the expert rank, without the fields of its transport.
+  UnpackPackets take_call(const Spans& spans, const MessageLayout& layout,
+                          const std::byte* packets) const;
   // Sets the fields of a call that packs the tokens in source.buffers. Packed: PackPackets or
   // PushPackets.
   template <class Packed>
@@ -161,7 +161,7 @@ class DeviceAllToAll : public AllToAllOnDevice {
   PacketCounts counts_;
   std::vector<int64_t> mine_;                     // (world) pairs of tokens and rows for each rank
   std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)
-  std::vector<int32_t> bounds_;                   // (2, world + 1) TakePackets::bounds
+  std::vector<int32_t> bounds_;                   // (2, world + 1) UnpackPackets::bounds
   bool captured_ = false;                         // from begin to run
 };
 

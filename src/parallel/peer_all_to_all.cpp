@@ -76,17 +76,17 @@ Status PeerAllToAll::dispatch(const Batch& batch, const Spans& s, const Side& so
 
 Status PeerAllToAll::work(const Spans& s, const StepContext& source, const Side& expert,
                           void* stream) {
-  TakePackets take =
+  UnpackPackets unpack =
       take_call(s, MessageLayout(packet_, world(), max_tokens(), false), packets_.of_rank[rank()]);
-  take.peers.packet_stride = max_tokens();
-  take.peers.flags = reinterpret_cast<const uint32_t*>(packet_flags_.of_rank[rank()]);
+  unpack.peers.packet_stride = max_tokens();
+  unpack.peers.flags = reinterpret_cast<const uint32_t*>(packet_flags_.of_rank[rank()]);
   for (int from = 0; from < world(); ++from)
-    take.peers.first_of_source[from + 1] =
-        take.peers.first_of_source[from] + static_cast<int32_t>(counts_.tokens(from));
-  take.wait = link_.wait;
+    unpack.peers.first_of_source[from + 1] =
+        unpack.peers.first_of_source[from] + static_cast<int32_t>(counts_.tokens(from));
+  unpack.wait = link_.wait;
   const StepContext step = expert.step(layer_.weights(), stream);
   if (expert.batch.tokens > 0) {
-    NVFP4_MOE_TRY(packet_steps_.take(step, steps(), take));
+    NVFP4_MOE_TRY(packet_steps_.unpack(step, steps(), unpack));
     NVFP4_MOE_TRY(multiply(steps(), step, expert.buffers.routed));
   }
   PushRows push;
@@ -98,7 +98,7 @@ Status PeerAllToAll::work(const Spans& s, const StepContext& source, const Side&
   push.row_of_assignment = expert.buffers.row_of_assignment;
   push.ids = s.ids;
   push.packets = expert.batch.tokens;
-  push.messages = take.peers;
+  push.messages = unpack.peers;
   push.expert_status = expert.batch.tokens > 0 ? expert.buffers.status : nullptr;
   push.counts_tokens = peers_.pushes_tokens(source, steps());
   return peers_.push_rows(source, push);

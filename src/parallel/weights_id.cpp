@@ -40,6 +40,7 @@ Result<std::string> weights_id(const Checkpoint& checkpoint, int64_t layer) {
   hasher.text(to_string(model.format));
   hasher.text(model.quant_method);
   hasher.text(model.quant_algo);
+  if (!model.read_as.empty()) hasher.text("as " + model.read_as);
   const auto& order = checkpoint.options().gate_up_order;
   hasher.text(order ? to_string(*order) : "");
   std::set<int64_t> experts{0, options.num_experts / 2, options.num_experts - 1};

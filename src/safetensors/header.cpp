@@ -172,8 +172,9 @@ Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> he
   for (size_t i = 0; i < kLengthBytes; ++i)
     header_bytes |= std::to_integer<uint64_t>(head[i]) << (8 * i);
   if (header_bytes < 2 || header_bytes > kMaxHeaderBytes)
-    return bad_input(fmt::format("header length: expected 2 to {} bytes, got {}", kMaxHeaderBytes,
-                                 header_bytes));
+    return bad_input(
+        fmt::format("header length: expected 2 to {} bytes, got {}: this is not a safetensors file",
+                    kMaxHeaderBytes, header_bytes));
   if (header_bytes > std::min<uint64_t>(file_size_bytes, head.size()) - kLengthBytes)
     return bad_input(
         fmt::format("header: expected {} bytes behind the length, got {}: the file is cut off",

@@ -115,13 +115,25 @@ Result<std::vector<std::string>> list_safetensors(const std::string& directory) 
   return names;
 }
 
+// "organization/model": also a relative path, so it only adds a hint to an error.
+bool may_be_hub_name(const std::string& path) {
+  return std::count(path.begin(), path.end(), '/') == 1 && path.front() != '.' &&
+         path.front() != '/' && path.back() != '/';
+}
+
 }  // namespace
 
 Result<TensorIndex> TensorIndex::open(const std::string& path) {
   std::error_code error;
   const fs::file_status facts = fs::status(path, error);
-  if (!fs::exists(facts) || !fs::status_known(facts))
-    return errno_status(path, "cannot open", error ? error.value() : ENOENT);
+  if (!fs::exists(facts) || !fs::status_known(facts)) {
+    const Status status = errno_status(path, "cannot open", error ? error.value() : ENOENT);
+    if (fs::exists(facts) || !may_be_hub_name(path)) return status;
+    return Status{status.code(),
+                  status.message() +
+                      "; expected a local directory or file: a model of a hub must be "
+                      "downloaded first"};
+  }
 
   TensorIndex index;
   std::vector<std::string> names;

@@ -64,7 +64,7 @@ float as_dtype(float x, DType dtype) {
 Result<float> hidden_amax(const Batch& batch, const Seen& seen, const MoeOptions& options,
                           bool has_shared, const std::string& states) {
   const int64_t hidden_size = options.hidden_size;
-  const bool weighs = options.router_weight == RouterWeight::kOnInput;
+  const bool on_input = options.router_weight == RouterWeight::kOnInput;
   std::vector<float> row(static_cast<size_t>(hidden_size));
   const int64_t row_bytes = hidden_size * bits(batch.hidden_dtype) / 8;
   float most = 0;
@@ -75,8 +75,8 @@ Result<float> hidden_amax(const Batch& batch, const Seen& seen, const MoeOptions
     const float amax = row_amax(row);
     if (!std::isfinite(amax))
       return bad_input(fmt::format("{}: token {} holds NaN or Inf", states, t));
-    if (!weighs || has_shared) most = std::max(most, amax);
-    if (!weighs) continue;
+    if (!on_input || has_shared) most = std::max(most, amax);
+    if (!on_input) continue;
     const float weight = as_dtype(batch.topk_weights[t], batch.hidden_dtype);  // top_k is 1
     const float weighted = as_dtype(amax * std::fabs(weight), batch.hidden_dtype);
     if (!std::isfinite(weighted))

@@ -161,6 +161,7 @@ Result<LayerStates> load_states(const std::string& path, const MoeOptions& o, in
   if (const TensorInfo* ids = from.find("topk_ids")) {
     NVFP4_MOE_TRY(expect_shape(path, *ids, file_tokens, o.top_k));
     NVFP4_MOE_TRY(read_ids(path, from, *ids, o, states));
+    states.ids_from_file = true;
   }
   if (const TensorInfo* weights = from.find("topk_weights")) {
     NVFP4_MOE_TRY(expect_shape(path, *weights, file_tokens, o.top_k));

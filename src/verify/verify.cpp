@@ -94,6 +94,15 @@ Result<RunOutput> run_layer(const MoeLayer& layer, const LayerStates& states) {
   return result;
 }
 
+// Counts the assignments of each expert. load_states has checked the ids.
+std::vector<int64_t> load_of(const LayerStates& states, int64_t num_experts) {
+  std::vector<int64_t> load(static_cast<size_t>(num_experts));
+  for (const int32_t id : states.topk_ids) {
+    if (id >= 0) ++load[static_cast<size_t>(id)];
+  }
+  return load;
+}
+
 // The rows of one original matrix, from floats in the file or from a decoded copy.
 class OriginalExpert {
  public:
@@ -281,6 +290,7 @@ class LayerVerifier {
     NVFP4_MOE_ASSIGN(const RunOutput expected, run_layer(*reference, *states));
     check.states = states->source;
     check.tokens = tokens;
+    if (states->ids_from_file) check.expert_load = load_of(*states, config->num_experts);
     check.comparison = compare(expected.out.data(), actual.out.data(), tokens, config->hidden_size);
     check.limits = layer_limits(config, tokens);
     check.broken = broken_limit(check.comparison, check.limits);
@@ -320,10 +330,12 @@ class LayerVerifier {
       NVFP4_MOE_ASSIGN(const OriginalExpert original,
                        OriginalExpert::load(*original_, number, expert));
       const Nvfp4View* views[] = {&loaded.source.gate, &loaded.source.up, &loaded.source.down};
+      OriginalComparison of_expert;
       for (auto p = static_cast<size_t>(first_matrix(config->activation)); p < 3; ++p) {
         const OriginalComparison c = compare_with_original(*views[p], original.rows(p), executor_);
         all.add_sums(c);
         of[p].add_sums(c);
+        of_expert.add_sums(c);
         const std::string tensor = checkpoint_.tensor_name(number, expert, kProjections[p]);
         if (c.max_abs > check.max_abs) {
           check.max_abs = c.max_abs;
@@ -341,6 +353,7 @@ class LayerVerifier {
         check.faults.push_back({number, expert, kProjections[p], tensor, "half_step", place.row,
                                 place.col, place.expected, place.actual});
       }
+      check.experts.push_back({expert, of_expert.relative_l2(), of_expert.sqnr_db()});
       NVFP4_MOE_TRY(meter_.expert("compare with the original", expert));
     }
     check.weights = all.weights;

@@ -87,6 +87,9 @@ struct RunCheck {
   std::string backend;
   std::string states;  // LayerStates::source
   int64_t tokens = 0;
+  // (num_experts) assignments of each expert, without -1 ids. Empty if the ids were drawn from the
+  // seed: verify does not run the router, so they are not the model's load.
+  std::vector<int64_t> expert_load;
   Comparison comparison;
   LayerLimits limits;
   std::string broken;  // empty if the limits hold
@@ -98,6 +101,13 @@ struct RunCheck {
   bool passed() const { return broken.empty(); }
 };
 
+// The quantization error of one expert's weights.
+struct ExpertError {
+  int64_t expert = -1;  // global
+  double relative_l2 = 0;
+  double sqnr_db = 0;  // +inf if nothing was lost
+};
+
 // Result of step d. Metrics over all compared weights of the layer.
 struct OriginalCheck {
   std::string format;  // of the original
@@ -106,7 +116,8 @@ struct OriginalCheck {
   double gate_sqnr_db = 0, up_sqnr_db = 0, down_sqnr_db = 0;
   double cosine = 1;
   double relative_l2 = 0;
-  double max_abs = 0;  // the largest |decoded - original| and where it is
+  std::vector<ExpertError> experts;  // those that were compared
+  double max_abs = 0;                // the largest |decoded - original| and where it is
   int64_t max_expert = -1;
   std::string max_tensor;
   int64_t max_row = -1, max_col = -1;

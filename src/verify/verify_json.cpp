@@ -73,6 +73,7 @@ Json run(const RunCheck& c) {
           {"backend_is_reference", c.backend_is_reference},
           {"states", c.states},
           {"tokens", c.tokens},
+          {"expert_load", c.expert_load.empty() ? Json() : Json(c.expert_load)},
           {"cosine", c.comparison.cosine},
           {"relative_l2", c.comparison.relative_l2},
           {"worst_token", c.comparison.worst_token},
@@ -93,6 +94,13 @@ Json run(const RunCheck& c) {
           {"reference_s", c.reference_seconds}};
 }
 
+Json experts(const std::vector<ExpertError>& all) {
+  Json array = Json::array();
+  for (const ExpertError& e : all)
+    array.push_back({{"expert", e.expert}, {"relative_l2", e.relative_l2}, {"sqnr_db", e.sqnr_db}});
+  return array;
+}
+
 Json original(const OriginalCheck& c) {
   return {{"passed", c.passed()},
           {"format", c.format},
@@ -103,6 +111,7 @@ Json original(const OriginalCheck& c) {
           {"down_sqnr_db", c.down_sqnr_db},
           {"cosine", c.cosine},
           {"relative_l2", c.relative_l2},
+          {"experts", experts(c.experts)},
           {"max_abs", c.max_abs},
           {"max_expert", c.max_expert},
           {"max_tensor", c.max_tensor},

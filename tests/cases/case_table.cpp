@@ -16,9 +16,9 @@ void rows_fp32(Case& c) { c.options.row_format = RowFormat::kFp32; }
 void static_scale(Case& c) { c.options.activation_scale = ActivationScale::kStatic; }
 void headroom(Case& c) { c.options.static_headroom = 4; }
 void fixed(Case& c) { c.options.intermediate_scale = IntermediateScale::kFixed; }
-void compat(Case& c) {
-  c.options.activation_scale = ActivationScale::kCompat;
-  c.options.intermediate_scale = IntermediateScale::kCompat;
+void vllm_order(Case& c) {
+  c.options.activation_scale = ActivationScale::kVllmOrder;
+  c.options.intermediate_scale = IntermediateScale::kVllmOrder;
 }
 void before_down(Case& c) {
   c.options.router_weight = RouterWeight::kBeforeDown;
@@ -74,10 +74,10 @@ const std::vector<Choice>& plain_choices() {
       {"w4a16", {bf16}},
       {"w4a8", {int8}},
       {"w4a4_static", {static_scale, headroom}},
-      {"w4a4_compat", {compat}},
+      {"w4a4_vllm_order", {vllm_order}},
       // Only in this case alpha is not a power of two times the tensor scale; fp32 rows and output
       // show its last bit.
-      {"w4a4_compat_rows_fp32", {compat, rows_fp32, to_fp32}},
+      {"w4a4_vllm_order_rows_fp32", {vllm_order, rows_fp32, to_fp32}},
       {"w4a4_fixed_given", {fixed_at(0x1p-7f)}},
       {"w4a4_fixed_clamp", {clamped(A::kSwigluClamped, 2), fixed}},
       {"w4a4_fixed_clamp_oai_before_down", {clamped(A::kSwigluOai, 2.5f), before_down, fixed}},
@@ -122,7 +122,7 @@ const std::vector<Choice>& on_input_choices() {
       {"w4a16_on_input", {bf16}},
       {"w4a8_on_input", {int8}},
       {"w4a4_on_input_static_shared", {static_scale, shared(32)}},
-      {"w4a4_on_input_compat_shared_rows_fp32", {compat, rows_fp32, to_fp32, shared(32)}},
+      {"w4a4_on_input_vllm_order_shared_rows_fp32", {vllm_order, rows_fp32, to_fp32, shared(32)}},
       {"w4a4_on_input_shared_ep_i64", {middle_half, i64, shared(64)}},
       {"w4a16_on_input_ep", {bf16, third_quarter}},
       {"w4a4_on_input_shared_fp16", {fp16, shared(96)}},
@@ -170,7 +170,7 @@ const std::vector<Choice>& bias_choices() {
       {"fp8_biases_oai", {oai, fp8}},
       {"w4a4_biases_swiglu", {}},
       {"w4a4_biases_static_fixed_clamp", {clamped(A::kSwigluClamped, 2), static_scale, fixed}},
-      {"w4a4_biases_compat", {compat}},
+      {"w4a4_biases_vllm_order", {vllm_order}},
       {"w4a16_biases_step_rows_fp32", {clamped(A::kSwigluStep, 1), bf16, rows_fp32, fp32}},
       {"w4a4_biases_shared_ep_i64", {shared(96), middle_half, i64}},
       {"w4a16_biases_oai_fp16", {oai, bf16, fp16}},
@@ -191,7 +191,7 @@ const std::vector<Choice>& relu2_choices() {
       {"w4a4_relu2_shared_ep_i64", {shared(96), middle_half, i64}},
       {"w4a4_relu2_static_fixed", {static_scale, fixed}},
       {"w4a4_relu2_fixed_given_before_down", {before_down, fixed_at(0x1p-5f)}},
-      {"w4a4_relu2_compat", {compat}},
+      {"w4a4_relu2_vllm_order", {vllm_order}},
       {"w4a16_relu2_before_down_rows_fp32", {bf16, before_down, rows_fp32, fp32, shared(48)}},
       {"w4a16_relu2_biases_fp16", {bf16, biases, fp16}},
       {"w4a4_relu2_biases_shared", {biases, shared(32)}},

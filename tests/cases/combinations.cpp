@@ -88,19 +88,19 @@ class Table {
       const auto has = [&name](const char* policy) {
         return name.find(policy) != std::string::npos;
       };
-      if (has("static") || has("fixed") || has("compat") || &choice < &all[3])
+      if (has("static") || has("fixed") || has("vllm_order") || &choice < &all[3])
         add_data(choice, kShapes[3]);
     }
   }
   void add_on_input() {
     size_t turn = 0;
     for (const Choice& choice : on_input_choices()) {
-      const Choice weighed = on_input(choice);
-      add_walk(weighed, kOnInputShapes, turn);
+      const Choice on_input_choice = on_input(choice);
+      add_walk(on_input_choice, kOnInputShapes, turn);
       if (&choice >= &on_input_choices()[3]) continue;
-      add_routings_and_tokens(weighed, kOnInputShapes[0], kOnInputShapes[0]);
-      add_data(weighed, kOnInputShapes[2]);
-      add_huge(weighed, kOnInputShapes[2]);
+      add_routings_and_tokens(on_input_choice, kOnInputShapes[0], kOnInputShapes[0]);
+      add_data(on_input_choice, kOnInputShapes[2]);
+      add_huge(on_input_choice, kOnInputShapes[2]);
     }
   }
   void add_fp8() {

@@ -45,6 +45,15 @@ TEST(Quantization, IsDeclaredOrRefusedByName) {
       {SourceFormat::kModelOpt, R"({"quant_algo": "W4A8_MXFP4_FP8", "config_groups": null})",
        "fp8"},
       {SourceFormat::kMxfp4, "{}", "fp8", "deepseek_v4", "layers.0.ffn.experts.0.w1"},
+      // MiniMax-M3.1: MXFP8, with the experts in compressed-tensors' NVFP4.
+      {SourceFormat::kModelOpt,
+       R"({"quant_method": "mxfp8", "moe_quant_algo": "NVFP4", "quant_algo": null,
+           "moe_quant_format": "nvfp4-pack-quantized"})",
+       "nvfp4"},
+      {SourceFormat::kModelOpt, R"({"moe_quant_algo": "NVFP4", "moe_quant_format": "pack-2"})",
+       "unsupported: config.json quantization_config: moe_quant_format 'pack-2' is not known"},
+      {SourceFormat::kModelOpt, R"({"quant_method": "mxfp8"})",
+       "quant_method 'mxfp8' is not known"},
       // ModelOpt 0.47 writes "NVFP4", but "mxfp4": names are read in either case.
       {SourceFormat::kModelOpt, R"({"quant_method": "ModelOpt", "quant_algo": "nvfp4"})", "nvfp4"},
       {SourceFormat::kModelOpt,

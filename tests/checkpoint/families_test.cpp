@@ -1,5 +1,6 @@
 // Model types with configs that differ from the first families'.
 #include "checkpoint/configs.h"
+#include "checkpoint/names.h"
 #include "support/attack.h"
 
 namespace nvfp4_moe::internal::test::families_test {
@@ -59,6 +60,25 @@ const char* const kTypes = R"([
 ["solar_open", {"n_shared_experts": 1}, [0, 1, 2, 3, 4, 5], 32, "n_shared_experts"],
 ["step3p5", {"moe_layers_enum": "3,4,5"}, [3, 4, 5], 0, "moe_layers_enum"],
 ["step3p5", {"moe_layers_enum": [3, 5]}, [3, 5], 0, "moe_layers_enum"],
+["step5", {"moe_layer_list": [3, 4]}, [3, 4], 0, "moe_layer_list"],
+["deepseek_v41_text", {"n_shared_experts": 1, "swiglu_limit": 10.0, "routed_scaling_factor": 1.5},
+  [0, 1, 2, 3, 4, 5], 32, "routed_scaling_factor"],
+["bailing_hybrid", {"mlp_layer_types": "LISTED", "num_shared_experts": 1}, [1, 3], 32,
+  "mlp_layer_types"],
+["beam", {"mlp_layer_types": "LISTED"}, [1, 3], 0, "mlp_layer_types"],
+["dots3_note", {"first_k_dense_replace": 1, "n_shared_experts": 1,
+  "moe_shared_expert_intermediate_size": 48}, [1, 2, 3, 4, 5], 48, "n_shared_experts"],
+["flint", {"mlp_only_layers": [0, 1], "shared_expert_intermediate_size": 80}, [2, 3, 4, 5], 80,
+  "shared_expert_intermediate_size"],
+["hy_v4_vl_text", {"mlp_layer_types": "LISTED", "swiglu_limit": 10.0}, [1, 3], 0, "swiglu_limit"],
+["kolibri1", {"shared_expert_intermediate_size": 80}, [0, 1, 2, 3, 4, 5], 80, "hidden_act"],
+["lara_mini", {"shared_expert_intermediate_size": 80}, [0, 1, 2, 3, 4, 5], 80, "hidden_act"],
+["mistral_large4_text", {"first_k_dense_replace": 1, "n_shared_experts": 1}, [1, 2, 3, 4, 5], 32,
+  "first_k_dense_replace"],
+["sarvam_moe", {"first_k_dense_replace": 1, "num_shared_experts": 1}, [1, 2, 3, 4, 5], 32,
+  "num_shared_experts"],
+["unlimited_ocr_text", {"first_k_dense_replace": 1, "n_shared_experts": 2}, [1, 2, 3, 4, 5], 64,
+  "n_shared_experts"],
 ["zaya", {"num_experts_per_tok": 1}, [0, 1, 2, 3, 4, 5], 0, "num_experts_per_tok"]
 ])";
 
@@ -122,6 +142,48 @@ ATTACK_TEST(kHostileFiles, Families, HostileListsOfLayersAndLimits) {
               HasSubstr("expert_layer_offset: expected an integer in [0, 1], got 2"));
 }
 
+TEST(Families, ExpertsMayComeAfterAProjection) {
+  const json config = family_config(
+      "kimi_linear",
+      {{"first_k_dense_replace", 1}, {"num_shared_experts", 2}, {"routed_expert_hidden_size", 48}});
+  const auto model = must(parsed(config));
+  EXPECT_EQ(model->options.hidden_size, 48);
+  EXPECT_EQ(model->model_hidden_size, 64);
+  EXPECT_THAT(parsed(family_config("mellum", {{"routed_expert_hidden_size", 48}})),
+              Refused(Code::kUnsupported, "experts after a projection"));
+}
+
+TEST(Families, ABetaOtherThanOneIsNotTheActivation) {
+  json config = family_config("minimax_m3", {{"intermediate_size", 32},
+                                             {"hidden_act", "swigluoai"},
+                                             {"swiglu_limit", 7.0},
+                                             {"swiglu_alpha", 1.702},
+                                             {"swiglu_beta", 1.0}});
+  ASSERT_OK(parsed(config));
+  config["swiglu_beta"] = 0.5;
+  EXPECT_THAT(parsed(config), Refused(Code::kUnsupported, "swiglu_beta: expected 1"));
+}
+
+// Mistral Large 4 has its experts in the layer, without a module around them.
+TEST(Families, ExpertsMayBeInTheLayerItself) {
+  const FamilyNames& family = *family_names("mistral_large");
+  const auto expert = parse_moe_tensor_name(family, "layers.3.experts.7.w3.weight");
+  ASSERT_TRUE(expert);
+  EXPECT_EQ(expert->stem, "layers.3.experts");
+  EXPECT_EQ(expert->expert, 7);
+  EXPECT_EQ(expert->projection, Projection::kUp);
+  const auto shared = parse_moe_tensor_name(family, "layers.3.shared_experts.w2.weight");
+  ASSERT_TRUE(shared);
+  EXPECT_EQ(shared->role, TensorRole::kShared);
+  EXPECT_TRUE(parse_moe_tensor_name(family, "model.layers.3.mlp.experts.7.up_proj.weight"));
+  EXPECT_TRUE(experts_module(family, "layers.3.experts.7.w3.lora_A"));
+  for (const char* name : {"layers.3.attention.wq.weight", "layers.3.gate.weight",
+                           "layers.3.feed_forward.w1.weight"}) {
+    EXPECT_FALSE(parse_moe_tensor_name(family, name)) << name;
+    EXPECT_FALSE(experts_module(family, name)) << name;
+  }
+}
+
 TEST(Families, ADeclinedTypeSaysWhy) {
   const std::pair<const char*, const char*> declined[] = {
       {"dbrx", "rows of one matrix"},
@@ -132,6 +194,8 @@ TEST(Families, ADeclinedTypeSaysWhy) {
       {"nllb-moe", "relu and no gate"},
       {"switch_transformers", "no gate"},
       {"diffusion_gemma", "GELU"},
+      {"inkling2", "soft-capped SwiGLU"},
+      {"muse_spark_text", "normalized before its router weight"},
   };
   for (const auto& [type, words] : declined) {
     const auto model = parsed(family_config(type, {{"intermediate_size", 32}}));

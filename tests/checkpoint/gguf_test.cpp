@@ -173,6 +173,8 @@ TEST(Gguf, ThePathsOfOneModelAreTheSame) {
     EXPECT_EQ(checkpoint->tensor_name(1, 2, "up"), "blk.1.ffn_up_exps.weight");
     EXPECT_EQ(checkpoint->expert_bytes(), 2 * 3 * (4 * kExpertBytes + 2 * 4 * sizeof(float)));
   }
+  EXPECT_THAT(Checkpoint::open(dir.path().string(), {.family = "qwen3_moe"}),
+              Refused(Code::kInvalidArgument, "family: expected none for a GGUF file"));
   // safetensors in the same directory take precedence: the directory is their model's.
   write_file(dir.file("model.safetensors"), "");
   EXPECT_THAT(Checkpoint::open(dir.path().string()).status().message(),

@@ -72,7 +72,7 @@ TEST(Nemotron, WhatDisagreesOrIsUnknownIsNamed) {
   for (const auto& [patch, words] : cases)
     EXPECT_THAT(parsed(nano(patch)).status().message(), HasSubstr(words)) << patch;
   EXPECT_THAT(parsed(config_of("qwen3_moe", R"({"moe_latent_size": 32})")).status().message(),
-              HasSubstr("moe_latent_size: experts behind a projection are known of"));
+              HasSubstr("moe_latent_size: experts after a projection are known of"));
 }
 
 // ModelOpt's export of Nemotron-3.5: FP8 for Mamba's projections, which have the same word in their

@@ -23,9 +23,10 @@ const std::string& sound_checkpoint() {
 }
 
 TEST(Conventions, DoctorPassesHere) {
-  const ToolRun run = run_ok({"doctor"});
-  for (const char* words : {"16/16", "256/256", "scale layout 128x4", "tiny layer W4A4",
-                            "tiny layer W4A16", "tiny layer W4A8", "repro     nvfp4-moe doctor\n"})
+  const ToolRun run = run_ok({"doctor", "--verbose"});
+  for (const char* words :
+       {"16/16", "256/256", "scale layout 128x4", "tiny layer W4A4", "tiny layer W4A16",
+        "tiny layer W4A8", "repro     nvfp4-moe doctor --verbose\n"})
     EXPECT_THAT(run.out, HasSubstr(words));
 }
 
@@ -58,10 +59,10 @@ TEST(Conventions, UsageErrorsAreTwo) {
     Words words;
     std::string error = "";
   } commands[] = {
-      {{}, "synthesize, got none (see nvfp4-moe --help)"},
+      {{}, "completion, got none (see nvfp4-moe --help)"},
       {{"inspekt", "dir"},
        "verb: expected one of inspect, quantize, calibrate, verify, run, bench, doctor, explain, "
-       "synthesize, got \"inspekt\"; did you mean inspect? (see nvfp4-moe --help)"},
+       "synthesize, completion, got \"inspekt\"; did you mean inspect? (see nvfp4-moe --help)"},
       {{"frobnicate"}, "got \"frobnicate\" (see nvfp4-moe --help)"},
       {{"isnpect"}, "did you mean inspect? (see"},
       {{"inspect"}},
@@ -69,6 +70,11 @@ TEST(Conventions, UsageErrorsAreTwo) {
       {{"inspect", dir, "--layers", "999"}},
       {{"inspect", dir, "--backend", "no-such-backend"}},
       {{"doctor", "--threads", "-1"}},
+      {{"inspect", dir, "--gpu-memory", "80,"}, "--gpu-memory: "},
+      {{"inspect", dir, "--layers", "0-"}, "--layers: "},
+      {{"explain", dir, "--layer", "999"}, "--layer: expected layers with experts"},
+      {{"bench", "--shape", "A", "--tokens", "0..5"},
+       "--tokens: \"0..5\": expected a first number above 0"},
       {{"explain"}},
       {{"explain", dir, "--shape", "A"}},
       {{"bench", "--shape", "A", "--rounds", "0"}},
@@ -87,6 +93,7 @@ TEST(Conventions, UsageErrorsAreTwo) {
       {{"inspect", dir, "--gate-up-order", "sideways"},
        "--gate-up-order: expected one of gate_first, up_first, interleaved"},
       {{"synthesize", "/proc/no", "--dtype", "U8"}},
+      {{"completion", "tcsh"}, "SHELL: expected one of bash, zsh, fish, got \"tcsh\" (see"},
   };
   for (const auto& [words, error] : commands) {
     SCOPED_TRACE(testing::PrintToString(words));
@@ -137,6 +144,9 @@ TEST(Conventions, WhatCannotBeReadIsFourAndWhatNoBackendTakesIsThree) {
     EXPECT_EQ(run.out, "");
   }
   EXPECT_FALSE(std::filesystem::exists(dir.file("out")));
+  EXPECT_THAT(run_tool({"inspect", "an-organization/a-model"}).err, HasSubstr("downloaded first"));
+  EXPECT_THAT(run_tool({"inspect", sound_checkpoint() + "/config.json"}).err,
+              HasSubstr("not a safetensors file"));
 }
 
 TEST(Conventions, ATerminalGetsColourUnlessToldNot) {
@@ -149,9 +159,11 @@ TEST(Conventions, AReaderThatGoesAwayEndsNothingAndAFullDiskIsTold) {
   const ToolRun away = run_tool({"doctor", "--quiet"}, {}, Stdout::kClosedPipe);
   EXPECT_EQ(away.exit_code, 0) << "the verdict stands, and no signal killed the process";
   EXPECT_EQ(away.err, "");
-  const ToolRun full = run_tool({"doctor", "--json"}, {}, Stdout::kFull);
-  EXPECT_EQ(full.exit_code, 4);
-  EXPECT_THAT(full.err, HasSubstr("nvfp4-moe: error: stdout: No space left on device"));
+  for (const Words& words : {Words{"doctor", "--json"}, Words{"completion", "bash"}}) {
+    const ToolRun full = run_tool(words, {}, Stdout::kFull);
+    EXPECT_EQ(full.exit_code, 4);
+    EXPECT_THAT(full.err, HasSubstr("nvfp4-moe: error: stdout: No space left on device"));
+  }
 }
 
 TEST(Conventions, ReproIsTheCommandThatWasGiven) {

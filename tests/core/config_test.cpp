@@ -43,9 +43,9 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
        [](MoeOptions& o) { o.activation = static_cast<Activation>(5); }},
       {"activation_format: expected one of nvfp4, bf16, int8_block, fp8, got 200",
        [](MoeOptions& o) { o.activation_format = static_cast<ActivationFormat>(200); }},
-      {"activation_scale: expected one of dynamic_token, static, compat, got 3",
+      {"activation_scale: expected one of dynamic_token, static, vllm_order, got 3",
        [](MoeOptions& o) { o.activation_scale = static_cast<ActivationScale>(3); }},
-      {"intermediate_scale: expected one of dynamic_token, fixed, compat, got 3",
+      {"intermediate_scale: expected one of dynamic_token, fixed, vllm_order, got 3",
        [](MoeOptions& o) { o.intermediate_scale = static_cast<IntermediateScale>(3); }},
       {"router_weight: expected one of after_down, before_down, on_input, got 3",
        [](MoeOptions& o) { o.router_weight = static_cast<RouterWeight>(3); }},
@@ -83,16 +83,17 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
          o.intermediate_fixed = 0.3f;
        }},
       {"intermediate_scale: expected dynamic_token with activation_format int8_block (each block "
-       "of 16 has its own scale), got compat",
+       "of 16 has its own scale), got vllm_order",
        [](MoeOptions& o) {
          o.activation_format = ActivationFormat::kInt8Block;
-         o.intermediate_scale = IntermediateScale::kCompat;
+         o.intermediate_scale = IntermediateScale::kVllmOrder;
        }},
-      {"activation_scale: expected dynamic_token or static with activation_format fp8 (compat is "
-       "an order of operations for NVFP4), got compat",
+      {"activation_scale: expected dynamic_token or static with activation_format fp8 (vllm_order "
+       "is "
+       "an order of operations for NVFP4), got vllm_order",
        [](MoeOptions& o) {
          o.activation_format = ActivationFormat::kFp8;
-         o.activation_scale = ActivationScale::kCompat;
+         o.activation_scale = ActivationScale::kVllmOrder;
        }},
       {"router_weight: expected after_down with expert_biases (the weight multiplies the down bias "
        "too), got before_down",
@@ -115,7 +116,7 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
 // docs/explanation/numerics.md, section 2: options that a layer would not use are refused, and all
 // others are taken.
 TEST(MoeConfig, OptionsThatNothingUsesAreRefused) {
-  const auto has_compat = [](const MoeOptions& o) {
+  const auto has_vllm_order = [](const MoeOptions& o) {
     return o.activation_format == ActivationFormat::kNvfp4 ||
            o.activation_format == ActivationFormat::kBf16;
   };
@@ -135,12 +136,12 @@ TEST(MoeConfig, OptionsThatNothingUsesAreRefused) {
        [](const MoeOptions& o) { return o.intermediate_scale == IntermediateScale::kFixed; }},
       {"activation_scale", [](MoeOptions& o) { o.activation_scale = ActivationScale::kStatic; },
        has_row_scales},
-      {"activation_scale", [](MoeOptions& o) { o.activation_scale = ActivationScale::kCompat; },
-       has_compat},
+      {"activation_scale", [](MoeOptions& o) { o.activation_scale = ActivationScale::kVllmOrder; },
+       has_vllm_order},
       {"intermediate_scale",
        [](MoeOptions& o) { o.intermediate_scale = IntermediateScale::kFixed; }, has_row_scales},
       {"intermediate_scale",
-       [](MoeOptions& o) { o.intermediate_scale = IntermediateScale::kCompat; }, has_compat},
+       [](MoeOptions& o) { o.intermediate_scale = IntermediateScale::kVllmOrder; }, has_vllm_order},
       {"router_weight",
        [](MoeOptions& o) { o.router_weight = RouterWeight::kOnInput, o.top_k = 1; },
        [](const MoeOptions& o) { return !o.expert_biases; }},
@@ -186,8 +187,8 @@ void expect_names(const std::vector<std::string>& names) {
 TEST(MoeConfig, NamesGoBothWays) {
   expect_names<Activation>({"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai", "relu2"});
   expect_names<ActivationFormat>({"nvfp4", "bf16", "int8_block", "fp8"});
-  expect_names<ActivationScale>({"dynamic_token", "static", "compat"});
-  expect_names<IntermediateScale>({"dynamic_token", "fixed", "compat"});
+  expect_names<ActivationScale>({"dynamic_token", "static", "vllm_order"});
+  expect_names<IntermediateScale>({"dynamic_token", "fixed", "vllm_order"});
   expect_names<RouterWeight>({"after_down", "before_down", "on_input"});
   expect_names<RowFormat>({"bf16", "fp32"});
 }

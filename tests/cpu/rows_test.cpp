@@ -92,17 +92,17 @@ TEST_P(RowsOf, QuantizersHavePortablesBits) {
                               std::bit_cast<uint32_t>(counts.row_scale)};
       std::memcpy(out, all, sizeof all);
     };
-    for (const bool compat : {false, true}) {
+    for (const bool vllm_order : {false, true}) {
       // The row's own scale, scales that saturate blocks, and scales that round block scales to 0.
       for (const float factor : {1.0f, 0x1p-6f, 0x1p9f}) {
-        const float scale = (compat ? 2688.0f / amax : dynamic_token_scale(amax)) * factor;
+        const float scale = (vllm_order ? 2688.0f / amax : dynamic_token_scale(amax)) * factor;
         expect_portables(kernels(), k / 2 + k / 16 + 64, [&](const Kernels& of, std::byte* out) {
           auto* codes = reinterpret_cast<uint8_t*>(out) + 64;
           counted(of.quantize({.x = row.data(),
                                .dtype = dtype,
                                .k = k,
                                .scale = scale,
-                               .compat = compat,
+                               .vllm_order = vllm_order,
                                .codes = codes,
                                .block_scales = codes + k / 2}),
                   out);
@@ -139,7 +139,7 @@ TEST_P(RowsOf, EveryHalfHasPortablesBits) {
     });
     for (const float weight : {1.5f, -0x1.02p-9f, 1e30f})
       expect_portables(kernels(), 2 * k, [&](const Kernels& of, std::byte* out) {
-        of.weigh(halves.data(), dtype, k, weight, out);
+        of.scale_hidden(halves.data(), dtype, k, weight, out);
       });
   }
 }

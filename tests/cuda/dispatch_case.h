@@ -267,8 +267,8 @@ inline std::vector<std::pair<const char*, Case>> kinds_of_layers() {
          c.options.row_format = RowFormat::kFp32;
          c.options.hidden_size = 48;
        }},
-      {"compat scales", kNvfp4,
-       [](Case& c) { c.options.activation_scale = ActivationScale::kCompat; }},
+      {"vllm_order scales", kNvfp4,
+       [](Case& c) { c.options.activation_scale = ActivationScale::kVllmOrder; }},
       {"NaN in hidden", kNvfp4, [](Case& c) { c.data = DataKind::kNan; }},
       {"Inf in hidden that the activation clamps", kBf16,
        [](Case& c) {

@@ -60,9 +60,9 @@ TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
       case NVFP4_MOE_QUANTIZE_MODE_STATIC:
         return nvfp4_moe_quantize_static(x.data(), kF32, kRows, kCols, tensor_scales, codes, scales,
                                          nullptr);
-      case NVFP4_MOE_QUANTIZE_MODE_COMPAT:
-        return nvfp4_moe_quantize_compat(x.data(), kF32, kRows, kCols, way.scale, codes, scales,
-                                         nullptr);
+      case NVFP4_MOE_QUANTIZE_MODE_VLLM_ORDER:
+        return nvfp4_moe_quantize_vllm_order(x.data(), kF32, kRows, kCols, way.scale, codes, scales,
+                                             nullptr);
       default:
         return nvfp4_moe_quantize(x.data(), kF32, kRows, kCols, way.search, tensor_scales, codes,
                                   scales, nullptr);
@@ -73,7 +73,7 @@ TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
         Way{NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, 0.0f, NVFP4_MOE_SEARCH_MSE},
         Way{NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, 0.0f},
         Way{NVFP4_MOE_QUANTIZE_MODE_STATIC, 0x1p-9f}, Way{NVFP4_MOE_QUANTIZE_MODE_STATIC, 0.003f},
-        Way{NVFP4_MOE_QUANTIZE_MODE_COMPAT, 0.0017f}}) {
+        Way{NVFP4_MOE_QUANTIZE_MODE_VLLM_ORDER, 0.0017f}}) {
     SCOPED_TRACE(way.mode);
     const bool dynamic = way.mode == NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN;
     std::vector<uint8_t> codes(kCodes), scales(kScales);

@@ -44,14 +44,14 @@ class RunsOnADevice : public BackendTest {
   }
   // Returns the kernels of quantize and gemm1. config: Limits::gemm_config.
   std::string expect_right(const Case& spec, int config = -1) {
-    const bool weighs = spec.options.router_weight == RouterWeight::kOnInput;
+    const bool on_input = spec.options.router_weight == RouterWeight::kOnInput;
     SCOPED_TRACE(testing::Message()
                  << to_string(spec.options.activation) << " "
                  << to_string(spec.options.activation_format) << ", " << spec.tokens
                  << " tokens of " << to_string(spec.hidden_dtype) << ", shared "
                  << spec.options.shared_intermediate_size << ", configuration " << config);
     CaseData data = *must(make_case(spec));
-    if (weighs)
+    if (on_input)
       for (size_t t = 1; t < data.topk_weights.size(); t += 4) data.topk_weights[t] = NAN;
     CaseRun own(backend(), data, -1, config), parts(backend(), data, -1, config),
         host(kCpuBackend, data);
@@ -68,7 +68,7 @@ class RunsOnADevice : public BackendTest {
     EXPECT_EQ(counts.nonfinite_weights, host_counts.nonfinite_weights);
     EXPECT_EQ(counts.nonfinite_outputs, host_counts.nonfinite_outputs);
     const auto steps = backend().describe_run(data.config, spec.range, own.plan(), spec.tokens);
-    EXPECT_EQ(steps[1].kernel.rfind("hidden times the router weight", 0) == 0, weighs)
+    EXPECT_EQ(steps[1].kernel.rfind("hidden times the router weight", 0) == 0, on_input)
         << steps[1].kernel;
     return steps[1].kernel + " | " + steps[2].kernel;
   }

@@ -198,11 +198,11 @@ TEST_P(SelectionOnADevice, OfEveryKindOfRouter) {
   grouped.config.num_expert_group = 4;
   grouped.config.topk_group = 2;
   expect_same_bits(small(2, ActivationFormat::kBf16, 32), grouped, false);
-  Case weighed = small(2, ActivationFormat::kBf16, 16);
-  weighed.options.router_weight = RouterWeight::kOnInput;
-  expect_same_bits(weighed, softmax(16, 1, false), false);
-  weighed.options.router_weight = RouterWeight::kBeforeDown;
-  expect_same_bits(weighed, softmax(16, 2, true), false);
+  Case weighted = small(2, ActivationFormat::kBf16, 16);
+  weighted.options.router_weight = RouterWeight::kOnInput;
+  expect_same_bits(weighted, softmax(16, 1, false), false);
+  weighted.options.router_weight = RouterWeight::kBeforeDown;
+  expect_same_bits(weighted, softmax(16, 2, true), false);
 }
 
 TEST_P(SelectionOnADevice, InAGraphThatIsReplayed) {

@@ -72,7 +72,8 @@ TEST(Sm90Kernels, AreInTheOrderOfTheConfigurations) {
     EXPECT_EQ(kernels.config, i);
     const bool tma = sm90::kGemmConfigs[i].tma_rows, with_wide = sm90::kGemmConfigs[i].wide >= 0;
     EXPECT_EQ(sm90::kGemmConfigs[i].fp8, i >= sm90::kBf16Configs);
-    EXPECT_EQ(kernels.gemm1_either != nullptr && kernels.gemm2_either != nullptr, with_wide);
+    EXPECT_EQ(kernels.gemm1_narrow_or_wide != nullptr && kernels.gemm2_narrow_or_wide != nullptr,
+              with_wide);
     EXPECT_EQ(kernels.gemm1_tma != nullptr && kernels.gemm2_tma != nullptr, tma && !with_wide);
     EXPECT_EQ(kernels.gemm1 != nullptr && kernels.gemm2 != nullptr, !tma && !with_wide);
     EXPECT_EQ(kernels.gemm1_fused_routing != nullptr,

@@ -154,11 +154,11 @@ std::vector<double> sums_of_magnitudes(const CaseRun& run, const CaseData& data)
     const auto in = [](const auto& weights, int64_t index) {
       return double{weights[static_cast<size_t>(index)]};
     };
-    const bool weighs = options.router_weight == RouterWeight::kAfterDown;
+    const bool after_down = options.router_weight == RouterWeight::kAfterDown;
     for (int64_t at = token * options.top_k; at < (token + 1) * options.top_k; ++at)
       if (buffers.row_of_assignment[at] >= 0)
         add(buffers.routed.rows_out, buffers.row_of_assignment[at],
-            weighs ? in(data.topk_weights, at) : 1.0);
+            after_down ? in(data.topk_weights, at) : 1.0);
     if (buffers.shared.experts > 0)
       add(buffers.shared.rows_out, token,
           data.shared_weights.empty() ? 1.0 : in(data.shared_weights, token));

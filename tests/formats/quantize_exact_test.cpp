@@ -35,7 +35,9 @@ Row run(const Quantize& quantize, const std::vector<float>& x, float scale) {
   return row;
 }
 Row exact(const std::vector<float>& x, float scale) { return run(quantize_row_exact, x, scale); }
-Row compat(const std::vector<float>& x, float scale) { return run(quantize_row_compat, x, scale); }
+Row vllm_order(const std::vector<float>& x, float scale) {
+  return run(quantize_row_vllm_order, x, scale);
+}
 
 float bf16(unsigned bits) { return std::bit_cast<float>(bits << 16); }
 
@@ -145,7 +147,7 @@ TEST(ExactMode, NonfiniteRowsAreFlaggedAndZero) {
     for (const size_t where : {0u, 17u, 47u}) {
       std::vector<float> x(48, 1.0f);
       x[where] = bad;
-      for (const Row& row : {exact(x, 1.0f), compat(x, 0.01f)}) {
+      for (const Row& row : {exact(x, 1.0f), vllm_order(x, 0.01f)}) {
         EXPECT_FALSE(row.finite);
         EXPECT_EQ(row.counts.nonfinite_rows, 1u);
         EXPECT_EQ(row.counts.blocks, 0u);
@@ -211,8 +213,8 @@ TEST(PowersOfTwo, RoundUpAndRecognise) {
     EXPECT_FALSE(is_power_of_two(no)) << no;
 }
 
-// compat: each line of vLLM's kernel as one float operation.
-TEST(CompatMode, FollowsTheOrderOfOperations) {
+// vllm_order: each line of vLLM's kernel as one float operation.
+TEST(VllmOrderMode, FollowsTheOrderOfOperations) {
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
   std::lognormal_distribution<float> spread(-3, 5);
@@ -230,7 +232,7 @@ TEST(CompatMode, FollowsTheOrderOfOperations) {
         static_cast<float>(6.0 * e4m3_grid().midpoint(static_cast<size_t>(random() % 126)));
     const float input_scale =
         trial % 2 == 0 && beside > 0 ? beside : 0.37f * spread(random) / 2688.0f;
-    const Row row = compat(x, input_scale);
+    const Row row = vllm_order(x, input_scale);
     const volatile float global = 1.0f / input_scale;
     float amax = 0;
     for (const float value : x) amax = std::max(amax, std::fabs(value));

@@ -351,6 +351,7 @@ class Session {
     nvfp4_moe_checkpoint_options reading{};
     reading.struct_size = sizeof(reading);
     reading.gate_up_order = kPaths[a_.pick(static_cast<int>(std::size(kPaths)))];
+    reading.family = kPaths[a_.pick(static_cast<int>(std::size(kPaths)))];
     reading.accept_tensors = a_.pick(2) == 0 ? nullptr : kPaths;
     reading.accept_count = static_cast<size_t>(a_.pick(static_cast<int>(std::size(kPaths)) + 1));
     REQUIRE(!check(nvfp4_moe_checkpoint_open_with(path, a_.structure(reading), out)));

@@ -65,8 +65,8 @@ class Values {
                                         codes, scales, counts));
         break;
       case 3:
-        check(nvfp4_moe_quantize_compat(x, dtype, said_rows, said_cols, a_.scale(), codes, scales,
-                                        counts));
+        check(nvfp4_moe_quantize_vllm_order(x, dtype, said_rows, said_cols, a_.scale(), codes,
+                                            scales, counts));
         break;
       case 4:
         check(nvfp4_moe_quantize_int8_block(

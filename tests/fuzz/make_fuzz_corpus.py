@@ -168,7 +168,7 @@ def plan_seeds() -> dict[str, bytes]:
     plan = {
         "what": "nvfp4-moe quantize, unfinished", "version": "0.1.0", "source": "/models/a",
         "files": [{"name": shard, "size_bytes": 4096, "modified_ns": 1700000000123456789, "sample": "0123456789abcdef" * 2}],
-        "config": "f" * 32, "format": "modelopt", "layers": [0, 1], "gate_up_order": "", "scales": "max", "calibration": "",
+        "config": "f" * 32, "format": "modelopt", "layers": [0, 1], "family": "", "gate_up_order": "", "scales": "max", "calibration": "",
         "share_gate_up_scale": True,
         "input_scales": [{"layer": 1, "hidden": 0.5, "intermediate": 0.0}], "max_shard_bytes": 5000000000,
         "shards": [{"name": shard, "xxh3_128": "0" * 32}],
@@ -242,7 +242,7 @@ hidden_size intermediate_size moe_intermediate_size num_experts n_routed_experts
 num_hidden_layers n_shared_experts first_k_dense_replace swiglu_limit swiglu_alpha hidden_act silu text_config
 torch_dtype bfloat16 quantization exclude_modules ignore format nvfp4-pack-quantized mxfp4
 mlp_hidden_act relu2 hybrid_override_pattern layers_block_type moe_latent_size
-what version source files name size_bytes modified_ns sample config layers layer gate_up_order scales calibration share_gate_up_scale
+what version source files name size_bytes modified_ns sample config layers layer family gate_up_order scales calibration share_gate_up_scale
 input_scales hidden intermediate max_shard_bytes shards xxh3_128 experts expert gate up down metadata weight_map
 .safetensors ../ nvfp4_moe_repro range_first hidden_scale activation_format dynamic_token""".split()
 

@@ -68,7 +68,10 @@ TEST(ActivationScalesOfALayer, FollowOptionsAndCheckpoint) {
       {of(Scale::kStatic, kInnerDynamic, Format::kNvfp4, 16), {0.0021f, {}}, 0x1p-4f, 0},
       {of(Scale::kStatic, kInnerDynamic, Format::kNvfp4, 0x1p-3f), {0x1p-140f, {}}, 0x1p-126f, 0},
       {of(Scale::kStatic, kInnerDynamic, Format::kNvfp4, 0x1p20f), {0x1p107f, {}}, 0x1p127f, 0},
-      {of(Scale::kCompat, Inner::kCompat), {0.0021f, 0.0123f}, 0.0021f, 0.0123f},  // unchanged
+      {of(Scale::kVllmOrder, Inner::kVllmOrder),
+       {0.0021f, 0.0123f},
+       0.0021f,
+       0.0123f},  // unchanged
       // fixed of a checkpoint: sixteenfold room.
       {of(kDynamic, Inner::kFixed), {{}, 0.0021f}, 0, 0x1p-4f},
       {of(kDynamic, Inner::kFixed), {{}, 0x1p123f}, 0, 0x1p127f},
@@ -133,7 +136,8 @@ TEST(ActivationScalesOfALayer, WhatGivesNoneIsDeclined) {
   const float inf = std::numeric_limits<float>::infinity(),
               most = std::numeric_limits<float>::max();
   const MoeOptions of_static = of(Scale::kStatic, kInnerDynamic),
-                   of_fixed = of(kDynamic, Inner::kFixed), of_compat = of(kDynamic, Inner::kCompat);
+                   of_fixed = of(kDynamic, Inner::kFixed),
+                   of_vllm_order = of(kDynamic, Inner::kVllmOrder);
   const auto of_headroom = [](Format format) {
     return of(Scale::kStatic, kInnerDynamic, format, 0x1p20f);
   };
@@ -149,7 +153,7 @@ TEST(ActivationScalesOfALayer, WhatGivesNoneIsDeclined) {
       {of_static, {0.0f, {}}, "finite positive"},
       {of_static, {inf, {}}, "finite positive"},
       {of_fixed, {1.0f, {}}, "intermediate_scale fixed"},
-      {of_compat, {1.0f, std::nanf("")}, "intermediate_scale compat"},
+      {of_vllm_order, {1.0f, std::nanf("")}, "intermediate_scale vllm_order"},
       // Beyond a float.
       {of_headroom(Format::kNvfp4),
        {0x1.8p107f, {}},
@@ -160,8 +164,8 @@ TEST(ActivationScalesOfALayer, WhatGivesNoneIsDeclined) {
       {of_fixed,
        {{}, 0x1.2p123f},
        "intermediate_scale fixed: down input_scale x 16: expected a row"},
-      {of_compat, {{}, 0x1p-127f}, "down input_scale within [2^-126, 2^126]"},
-      {of_compat, {{}, 0x1.8p126f}, "down input_scale within [2^-126, 2^126]"},
+      {of_vllm_order, {{}, 0x1p-127f}, "down input_scale within [2^-126, 2^126]"},
+      {of_vllm_order, {{}, 0x1.8p126f}, "down input_scale within [2^-126, 2^126]"},
       // A limit that effectively means "none" would make every h a 0.
       {clamped(1e19f, Format::kNvfp4),
        {},

@@ -54,7 +54,7 @@ struct Linear {
     weights.activation_format = format;
     weights.activation_scale = scale;
     if (scale == ActivationScale::kStatic) weights.input_scale = 0x1p-8f;
-    if (scale == ActivationScale::kCompat) weights.input_scale = 0.0019f;
+    if (scale == ActivationScale::kVllmOrder) weights.input_scale = 0.0019f;
     auto bytes = backend.allocate(backend.linear_bytes(rows, cols), 0, "packed weights");
     EXPECT_OK(bytes);
     weights.bytes = std::move(*bytes);
@@ -129,7 +129,7 @@ test::OracleRow quantized(const std::vector<double>& x, const LinearWeights& wei
   switch (weights.activation_format) {
     case ActivationFormat::kNvfp4:
       return test::oracle_quantize(x, weights.input_scale,
-                                   weights.activation_scale == ActivationScale::kCompat);
+                                   weights.activation_scale == ActivationScale::kVllmOrder);
     case ActivationFormat::kInt8Block: return test::oracle_quantize_int8(x);
     case ActivationFormat::kFp8: return test::oracle_quantize_fp8(x, weights.input_scale);
     case ActivationFormat::kBf16: break;
@@ -197,7 +197,7 @@ TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
   } shapes[] = {{48, 80, 1}, {80, 208, 5}, {33, 64, 17}, {96, 128, 34}};
   for (const ActivationFormat format : test::kActivationFormats)
     for (const ActivationScale scale :
-         {ActivationScale::kDynamicToken, ActivationScale::kStatic, ActivationScale::kCompat}) {
+         {ActivationScale::kDynamicToken, ActivationScale::kStatic, ActivationScale::kVllmOrder}) {
       if (declined(format) || !check_scale_option(format, scale).ok()) continue;
       for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32})
         for (const auto& [rows, cols, tokens] : shapes) {

@@ -57,9 +57,10 @@ uint64_t nonfinite_weights(const CaseData& data) {
       if (id >= range.first && id < range.first + range.count && !(std::fabs(value) < kInfinity))
         ++count;
     }
-    const bool weighed =
+    const bool has_weight =
         data.spec.options.shared_intermediate_size > 0 && !data.shared_weights.empty();
-    if (weighed && !(std::fabs(data.shared_weights[static_cast<size_t>(t)]) < kInfinity)) ++count;
+    if (has_weight && !(std::fabs(data.shared_weights[static_cast<size_t>(t)]) < kInfinity))
+      ++count;
   }
   return count;
 }

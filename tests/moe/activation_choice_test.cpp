@@ -63,7 +63,7 @@ TEST(ActivationChoice, FollowsTheScalesThatAreAskedFor) {
   options.activation_scale = ActivationScale::kStatic;
   EXPECT_EQ(chosen("auto"), Format::kNvfp4);
   options.activation_scale = ActivationScale::kDynamicToken;
-  options.intermediate_scale = IntermediateScale::kCompat;
+  options.intermediate_scale = IntermediateScale::kVllmOrder;
   EXPECT_EQ(chosen("cpu"), Format::kNvfp4);
   EXPECT_EQ(choose_activation_format(options, host_facts(), "nonesuch").status().code(),
             Code::kInvalidArgument);

@@ -109,9 +109,9 @@ TEST(CApi, ActivationsAreTheLibrarys) {
   EXPECT_EQ(fixed, 0x1p-9f) << "the power of two that was used";
   EXPECT_EQ(a.counts.nonfinite_rows, 1u);
   EXPECT_EQ(std::count(a.codes.begin() + 32, a.codes.begin() + 64, 0), 32);
-  nvfp4_moe::quantize_compat(a.x.data(), kF32, kRows, kCols, 0.0013f, a.codes.data(),
-                             a.scales.data(), &a.counts);
-  quantize_row_compat(a.row(0), 0.0013f, a.own_codes.data(), a.own_scales.data(), a.own);
+  nvfp4_moe::quantize_vllm_order(a.x.data(), kF32, kRows, kCols, 0.0013f, a.codes.data(),
+                                 a.scales.data(), &a.counts);
+  quantize_row_vllm_order(a.row(0), 0.0013f, a.own_codes.data(), a.own_scales.data(), a.own);
   EXPECT_TRUE(std::equal(a.codes.begin(), a.codes.begin() + 32, a.own_codes.begin()));
   EXPECT_EQ(a.counts.nonfinite_rows, 1u);
 }

@@ -227,7 +227,7 @@ TEST(CApiMisuse, FormatFunctions) {
                   nvfp4_moe_quantize_dynamic_token(x, kF32, 1, 16, codes, scales, nullptr, nullptr),
                   nvfp4_moe_quantize_static(x, kF32, 1, 16, nullptr, codes, scales, nullptr),
                   nvfp4_moe_quantize_static(x, kF32, 1, 16, &nan, codes, scales, nullptr),
-                  nvfp4_moe_quantize_compat(x, kF32, 1, 16, 0.0f, codes, scales, nullptr),
+                  nvfp4_moe_quantize_vllm_order(x, kF32, 1, 16, 0.0f, codes, scales, nullptr),
                   nvfp4_moe_quantize_int8_block(x, kF32, 1, 16, nullptr, int8_scales, nullptr),
                   nvfp4_moe_quantize_int8_block(x, kF32, 1, 15, int8_codes, int8_scales, nullptr),
                   nvfp4_moe_quantize_int8_block(x, kF32, 1, 16, int8_codes, int8_scales, &counts),

@@ -110,15 +110,16 @@ TEST_F(Formats, TellOneMistakeInOneWay) {
     std::function<Status(const Place&)> call;
     std::function<void()> mistake;
   } mistakes[] = {
-      {"mode: expected one of weights, dynamic_token, static, compat, got 9", of_q,
+      {"mode: expected one of weights, dynamic_token, static, vllm_order, got 9", of_q,
        [&] { q.mode = static_cast<QuantizeMode>(9); }},
       {"search: mse is for mode weights, got mode static", of_q,
        [&] { q.mode = Mode::kStatic, q.search = ScaleSearch::kMse; }},
       {"channel_weights: expected search mse or sweep, since max compares no errors, got max", of_q,
        [&] { q.channel_weights = x.data(); }},
-      {"tensor_scale: mode compat needs one, got none", of_q, [&] { q.mode = Mode::kCompat; }},
+      {"tensor_scale: mode vllm_order needs one, got none", of_q,
+       [&] { q.mode = Mode::kVllmOrder; }},
       {"tensor_scale: expected a positive float32 within [2^-126, 2^126], got 0", of_q,
-       [&] { q.mode = Mode::kCompat, q.tensor_scale = 1e-40f; }},
+       [&] { q.mode = Mode::kVllmOrder, q.tensor_scale = 1e-40f; }},
       {"tensor_scale: expected none, since dynamic_token chooses one per row, got 1", of_q,
        [&] { q.mode = Mode::kDynamicToken, q.tensor_scale = 1.0f; }},
       {"tensor_scale: expected a positive finite float32, or none, got nan", of_q,
@@ -174,7 +175,7 @@ TEST_F(Formats, ReachTheDeviceAsItsContractSays) {
       {QuantizeMode::kWeights, ScaleSearch::kMse, 0.3f, DeviceQuantizer::kWeightsMse, 0.3f},
       {QuantizeMode::kDynamicToken, ScaleSearch::kMax, {}, DeviceQuantizer::kDynamicToken, 0.0f},
       {QuantizeMode::kStatic, ScaleSearch::kMax, 0.3f, DeviceQuantizer::kPowerOfTwo, 0.5f},
-      {QuantizeMode::kCompat, ScaleSearch::kMax, 0.3f, DeviceQuantizer::kCompat, 0.3f},
+      {QuantizeMode::kVllmOrder, ScaleSearch::kMax, 0.3f, DeviceQuantizer::kVllmOrder, 0.3f},
   };
   for (const auto& way : ways) {
     q.mode = way.mode;
@@ -213,7 +214,7 @@ TEST_F(Formats, ReachTheDeviceAsItsContractSays) {
 TEST_F(Formats, RowsThatAreNotFinite) {
   x[kCols + 3] = std::numeric_limits<float>::infinity();
   for (const QuantizeMode mode :
-       {QuantizeMode::kWeights, QuantizeMode::kStatic, QuantizeMode::kCompat}) {
+       {QuantizeMode::kWeights, QuantizeMode::kStatic, QuantizeMode::kVllmOrder}) {
     q.mode = mode;
     q.tensor_scale = 0.5f;
     const Status status = quantize(Place::host(), q, counts);

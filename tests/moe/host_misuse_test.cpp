@@ -158,7 +158,7 @@ TEST(Alignment, FormatFunctionsRefuseCrookedArrays) {
        [&] { return nvfp4_moe_quantize_static(x.data(), kF32, 2, 32, bad, c, b, nullptr); }},
       {"scales",
        [&] { return nvfp4_moe_quantize_dynamic_token(x.data(), kF32, 2, 32, c, b, bad, nullptr); }},
-      {"x", [&] { return nvfp4_moe_quantize_compat(bad, kF32, 2, 32, 1.0f, c, b, nullptr); }},
+      {"x", [&] { return nvfp4_moe_quantize_vllm_order(bad, kF32, 2, 32, 1.0f, c, b, nullptr); }},
       {"block_scales",
        [&] {
          return nvfp4_moe_quantize_int8_block(x.data(), kF32, 2, 32, int8.data(), bad, nullptr);

@@ -6,6 +6,7 @@
 
 #include "checkpoint/expert_memory.h"
 #include "moe/linear.h"
+#include "moe/registry.h"
 #include "moe/tiny.h"
 #include "support/backends.h"
 
@@ -149,6 +150,12 @@ TEST(Layer, RefusesBadOptions) {
     EXPECT_THAT(MoeLayer::open(tiny.config(), tiny.source(), options),
                 Refused(Code::kInvalidArgument, c.text));
     EXPECT_FALSE(plan_layer(tiny.config(), {}, options).ok()) << c.text;
+  }
+  if (find_backend("sm90") == nullptr) {
+    LayerOptions options = tiny_layer_options(16);
+    options.backend = "sm90";
+    EXPECT_THAT(MoeLayer::open(tiny.config(), tiny.source(), options),
+                Refused(Code::kInvalidArgument, "got \"sm90\"; this build has no CUDA backend"));
   }
 }
 

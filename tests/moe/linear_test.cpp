@@ -43,7 +43,7 @@ TEST(Linear, BackendsAgreeInEveryMode) {
   } modes[] = {
       {Format::kNvfp4, Scale::kDynamicToken, "dynamic_token"},
       {Format::kNvfp4, Scale::kStatic, nullptr},
-      {Format::kNvfp4, Scale::kCompat, nullptr},
+      {Format::kNvfp4, Scale::kVllmOrder, nullptr},
       {Format::kBf16, Scale::kDynamicToken, nullptr},
       {Format::kInt8Block, Scale::kDynamicToken, "dynamic_block"},
       {Format::kFp8, Scale::kDynamicToken, "dynamic_token"},
@@ -89,11 +89,11 @@ TEST(Linear, ResolvesItsScaleAndRefusesOptions) {
     const char* words = nullptr;
   } cases[] = {
       {Format::kNvfp4, Scale::kStatic, 0.3f, 4.0f, 2.0f},
-      {Format::kNvfp4, Scale::kCompat, 0.3f, 1.0f, 0.3f},
+      {Format::kNvfp4, Scale::kVllmOrder, 0.3f, 1.0f, 0.3f},
       {Format::kFp8, Scale::kStatic, 0.3f, 1.0f, 2.0f},  // from 1.8, since a row holds 448
-      {Format::kNvfp4, Scale::kCompat, 0.3f, 4.0f, 0,
-       "static_headroom: expected none (1) with activation_scale compat, got 4"},
-      {Format::kFp8, Scale::kCompat, 0.3f, 1.0f, 0,
+      {Format::kNvfp4, Scale::kVllmOrder, 0.3f, 4.0f, 0,
+       "static_headroom: expected none (1) with activation_scale vllm_order, got 4"},
+      {Format::kFp8, Scale::kVllmOrder, 0.3f, 1.0f, 0,
        "activation_scale: expected dynamic_token or static with activation_format fp8"},
       {Format::kInt8Block, Scale::kStatic, 0.3f, 1.0f, 0,
        "activation_scale: expected dynamic_token with activation_format int8_block"},

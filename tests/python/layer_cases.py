@@ -158,9 +158,9 @@ def options(draw) -> Options:
     num_experts = draw(st.sampled_from([1, 2, 3, 4, 5, 6, 8]))
     activation_format = draw(st.sampled_from(["nvfp4"] * 4 + ["bf16", "int8_block", "fp8", "fp8"]))
     has_line_scales = activation_format in ("nvfp4", "fp8")
-    compat = ["compat"] if activation_format == "nvfp4" else []
-    intermediate_scale = draw(st.sampled_from(["dynamic_token", "dynamic_token", "fixed", *compat]))
-    activation_scale = draw(st.sampled_from(["dynamic_token", "dynamic_token", "static", *compat]))
+    vllm_order = ["vllm_order"] if activation_format == "nvfp4" else []
+    intermediate_scale = draw(st.sampled_from(["dynamic_token", "dynamic_token", "fixed", *vllm_order]))
+    activation_scale = draw(st.sampled_from(["dynamic_token", "dynamic_token", "static", *vllm_order]))
     if not has_line_scales:
         activation_scale = "dynamic_token"
     router_weight = draw(st.sampled_from(["after_down", "before_down", "on_input"]))

@@ -95,9 +95,9 @@ def lines_of(x: torch.Tensor, activation_format: str) -> tuple[torch.Tensor, tor
     """Returns lines (R, K) in float64 as a GEMM gets them: quantized values, and the scale (R, 1) of each line."""
     point, scale = oracle.Interval(x, x), torch.ones((len(x), 1), dtype=oracle.F64)
     if activation_format == "nvfp4":
-        point, scale = oracle.quantize(point, oracle.LineScales("dynamic_token"))
+        point, scale = oracle.quantize(point, oracle.RowScales("dynamic_token"))
     elif activation_format == "fp8":
-        point, scale = oracle.quantize_fp8(point, oracle.LineScales("dynamic_token", holds=448.0))
+        point, scale = oracle.quantize_fp8(point, oracle.RowScales("dynamic_token", holds=448.0))
     elif activation_format == "int8_block":
         point = oracle.quantize_int8(point)
     else:

@@ -188,10 +188,10 @@ def next_power_of_two(x: torch.Tensor, times: float = 1.0) -> torch.Tensor:
     return exponent + (times * power_of_two(exponent) < x).long()
 
 
-class LineScales(NamedTuple):
+class RowScales(NamedTuple):
     """The quantization of a line (R, K): candidates() of its scale, then the two fp32 formulas."""
 
-    kind: str  # dynamic_token, power (of two), compat
+    kind: str  # dynamic_token, power (of two), vllm_order
     scale: float = 0.0
     holds: float = 2688.0  # the largest value under a scale of 1: 448 under fp8
 
@@ -206,7 +206,7 @@ class LineScales(NamedTuple):
         return Interval(power_of_two(low), power_of_two(high))
 
     def block_scale(self, amax: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-        if self.kind == "compat":
+        if self.kind == "vllm_order":
             g = round_to(1 / s, FP32)
             quotient = round_to(g * round_to(amax * SIXTH, FP32), FP32)
         else:
@@ -216,7 +216,7 @@ class LineScales(NamedTuple):
     def decoded(self, x: torch.Tensor, v: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         """e2m1 code * v of each element, 0 in a block whose scale v is 0."""
         safe = torch.where(v > 0, v, torch.ones_like(v))
-        if self.kind == "compat":
+        if self.kind == "vllm_order":
             inverse = round_to(1 / round_to(safe * round_to(1 / round_to(1 / s, FP32), FP32), FP32), FP32)
             quotient = round_to(x * inverse, FP32)
         else:
@@ -229,7 +229,7 @@ def _magnitude(x: Interval) -> Interval:
     return Interval(low, torch.maximum(x.lo.abs(), x.hi.abs()))
 
 
-def quantize(x: Interval, scales: LineScales) -> tuple[Interval, torch.Tensor]:
+def quantize(x: Interval, scales: RowScales) -> tuple[Interval, torch.Tensor]:
     """(decoded codes (R, K), line scale (R, 1)) of finite lines: value = decoded * line scale.
 
     If a line may have two scales, the decoded values are in units of the larger. Every block scale that a block may
@@ -265,7 +265,7 @@ def quantize(x: Interval, scales: LineScales) -> tuple[Interval, torch.Tensor]:
     return Interval(low.flatten(-2), high.flatten(-2)), unit
 
 
-def quantize_fp8(x: Interval, scales: LineScales) -> tuple[Interval, torch.Tensor]:
+def quantize_fp8(x: Interval, scales: RowScales) -> tuple[Interval, torch.Tensor]:
     """(E4M3 values (R, K), line scale (R, 1)) of finite lines under fp8, in units of the larger scale if a line may
     have two. Each is tried on both ends of every element. If there are more than two, a half step on each side of x
     encloses them: a sixteenth of it, or 2^-10 of the scale."""
@@ -382,30 +382,30 @@ def line_range(activation_format: str) -> float:
     return 448.0 if activation_format == "fp8" else 2688.0
 
 
-def _power(value: float, holds: float, times: float = 1.0) -> LineScales:
+def _power(value: float, holds: float, times: float = 1.0) -> RowScales:
     """times the smallest power of two under which a line holds the value."""
     exponent = next_power_of_two(torch.tensor(value, dtype=F64), holds)
-    return LineScales("power", float(power_of_two(exponent)) * times, holds)
+    return RowScales("power", float(power_of_two(exponent)) * times, holds)
 
 
-def hidden_scales(options: Options, input_scale) -> LineScales:
+def hidden_scales(options: Options, input_scale) -> RowScales:
     holds = line_range(options.activation_format)
     if options.activation_scale == "dynamic_token":
-        return LineScales("dynamic_token", holds=holds)
+        return RowScales("dynamic_token", holds=holds)
     scale = _largest(input_scale[0])
-    if options.activation_scale == "compat":
-        return LineScales("compat", scale)
+    if options.activation_scale == "vllm_order":
+        return RowScales("vllm_order", scale)
     return _power(2688 * scale, holds, options.static_headroom)
 
 
-def intermediate_scales(options: Options, input_scale) -> LineScales:
+def intermediate_scales(options: Options, input_scale) -> RowScales:
     holds = line_range(options.activation_format)
     if options.intermediate_scale == "dynamic_token":
-        return LineScales("dynamic_token", holds=holds)
-    if options.intermediate_scale == "compat":
-        return LineScales("compat", _largest(input_scale[1]))
+        return RowScales("dynamic_token", holds=holds)
+    if options.intermediate_scale == "vllm_order":
+        return RowScales("vllm_order", _largest(input_scale[1]))
     if options.intermediate_fixed is not None:
-        return LineScales("power", options.intermediate_fixed, holds)
+        return RowScales("power", options.intermediate_fixed, holds)
     if options.swiglu_limit is None:
         return _power(2688 * _largest(input_scale[1]), holds, 16)
     limit = float(torch.tensor(options.swiglu_limit, dtype=torch.float32))

@@ -11,6 +11,7 @@ import check_includes
 import check_prose
 import check_rooms
 import check_words
+import cli_reference
 import pytest
 
 
@@ -189,6 +190,19 @@ Options:
 )
 def test_commands(page, wrong):
     assert sorted(check_docs.wrong_commands(page, ["bench"], {"quantize": check_docs.options_of(HELP)})) == wrong
+
+
+@pytest.mark.parametrize(
+    ("entry", "cells"),
+    [
+        ("--search max|mse|sweep=max", r"`--search max\|mse\|sweep` | How. Default `max`"),
+        ("--device cpu|cuda:N=cpu", r"`--device cpu\|cuda:N` | How. Default `cpu`"),
+        ("--threads INT:INT in [0 - 4096]", "`--threads INT` | How. 0 to 4096"),
+        ("-h,--help", "`-h, --help` | How"),
+    ],
+)
+def test_rows_of_the_options_page(entry, cells):
+    assert cli_reference.row(entry, "How") == f"| {cells} |"
 
 
 @pytest.mark.parametrize(

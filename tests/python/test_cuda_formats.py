@@ -43,7 +43,7 @@ OPTIONS = [
     ("quantize", {"tensor_scale": 0.0123, "search": "mse"}),
     ("quantize", {"mode": "dynamic_token"}),
     ("quantize", {"mode": "static", "tensor_scale": 0.01}),
-    ("quantize", {"mode": "compat", "tensor_scale": 0.0123}),
+    ("quantize", {"mode": "vllm_order", "tensor_scale": 0.0123}),
     ("swiglu_quantize", {}),
     ("swiglu_quantize", {"activation": "swiglu_clamped", "swiglu_limit": 7.0, "interleaved": True}),
     ("swiglu_quantize", {"activation": "swiglu_oai", "swiglu_limit": 7.0, "power_of_two": 2.0**-7}),
@@ -87,7 +87,7 @@ def test_the_ops_in_a_graph_follow_its_inputs() -> None:
     op = torch.ops.nvfp4_moe
 
     def step(x: torch.Tensor, row_weights: torch.Tensor) -> list[torch.Tensor]:
-        made = [*op.quantize(x), *op.quantize(x, "dynamic_token"), *op.quantize(x, "compat", 0.02)]
+        made = [*op.quantize(x), *op.quantize(x, "dynamic_token"), *op.quantize(x, "vllm_order", 0.02)]
         made += [op.dequantize(*made[:3], torch.bfloat16), op.dequantize(*made[3:6], torch.float16)]
         made += op.swiglu_quantize(x, "swiglu_clamped", 7.0, row_weights=row_weights)
         swizzled = op.swizzle_scales(made[1])

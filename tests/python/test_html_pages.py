@@ -8,12 +8,19 @@ import html.parser
 import json
 import re
 import shutil
+import struct
 import subprocess
 from collections import Counter
 
 import pytest
 
-VERBS = ("inspect", "verify", "bench")
+PAGES = {  # page -> the figures that it draws
+    "inspect": {"parts", "experts", "fit"},
+    "verify": {"errors", "sqnr", "expert-errors", "saturation", "faults"},
+    "verify --input": {"errors", "load", "saturation", "faults"},
+    "bench": {"times", "shares"},
+}
+IDS = [0, 1, 7, 0, 0, -1, 5, 0, 1, 0]  # of 5 tokens, for top_k 2
 
 
 class Page(html.parser.HTMLParser):
@@ -23,7 +30,7 @@ class Page(html.parser.HTMLParser):
         super().__init__()
         self.shapes: Counter = Counter()  # (figure's id, shape) -> count
         self.elements: Counter = Counter()
-        self.texts: dict[str, list[str]] = {"script": [], "td": [], "th": []}
+        self.texts: dict[str, list[str]] = {"script": [], "td": [], "th": [], "p": [], "title": []}
         self.cells: list[str] = []
         self.policy = self.figure = self.opened = ""
         self.feed(text)
@@ -56,9 +63,20 @@ class Page(html.parser.HTMLParser):
         return json.loads(self.texts["script"][0])
 
 
+def write_states(file, hidden):
+    """A file of --input whose tokens chose the experts IDS."""
+    ids, states = struct.pack(f"<{len(IDS)}i", *IDS), struct.pack(f"<{5 * hidden}f", *[0.5] * 5 * hidden)
+    header = {
+        "topk_ids": {"dtype": "I32", "shape": [5, 2], "data_offsets": [0, len(ids)]},
+        "hidden": {"dtype": "F32", "shape": [5, hidden], "data_offsets": [len(ids), len(ids) + len(states)]},
+    }
+    head = json.dumps(header).encode()
+    file.write_bytes(len(head).to_bytes(8, "little") + head + ids + states)
+
+
 @pytest.fixture(scope="module")
 def made(tool, tmp_path_factory):
-    """made[verb]: stdout of a run of the verb, and its page's file."""
+    """made[page]: stdout of a run of its verb, and the page's file."""
     folder = tmp_path_factory.mktemp("pages")
 
     def run(*words):
@@ -69,13 +87,19 @@ def made(tool, tmp_path_factory):
     sizes = "--layers 3 --experts 8 --top-k 2 --hidden 128 --intermediate 64 --vocab 64".split()
     run("synthesize", folder / "floats", *sizes)
     run("quantize", folder / "floats", folder / "packed")
+    write_states(folder / "states.safetensors", hidden=128)
     options = {
         "inspect": (),
+        "verify --input": (folder / "states.safetensors",),
         "verify": ("--against", folder / "floats"),
         "bench": ("--tokens", "1,2,5", "--activation-format", "nvfp4,bf16", "--seconds", "0"),
     }
-    files = {verb: folder / f"{verb}.html" for verb in VERBS}
-    return {v: (run(v, folder / "packed", *options[v], "--html", file), file) for v, file in files.items()}
+    files = {page: folder / f"{page}.html" for page in PAGES}
+    return {
+        page: (run(verb, folder / "packed", *more, *options[page], "--html", file), file)
+        for page, file in files.items()
+        for verb, *more in [page.split()]
+    }
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +115,9 @@ def chromium(tmp_path_factory):
     return lambda file: Page(subprocess.run([*command, file.as_uri()], **run).stdout)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_page_has_the_tables_of_stdout_one_script_and_no_request(made, verb):
-    stdout, file = made[verb]
+@pytest.mark.parametrize("page_of", PAGES)
+def test_a_page_has_the_tables_of_stdout_one_script_and_no_request(made, page_of):
+    stdout, file = made[page_of]
     page = Page(file.read_text(encoding="utf-8"))
     rows = [line for line in stdout.splitlines() if line.startswith("|") and not set(line) <= set("|-: ")]
     cells = [cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
@@ -119,16 +143,48 @@ def drawn(report: dict) -> dict:
             ("sqnr", "cell"): 4 * sum(layer["original"] is not None for layer in layers),
             ("saturation", "cell"): 4 * len(report["saturation"]),
             ("faults", "cell"): sum(layer["num_experts"] for layer in layers),
+            ("expert-errors", "cell"): sum(len(layer["original"]["experts"]) for layer in layers if layer["original"]),
+            ("load", "cell"): sum(len(layer["run"]["expert_load"] or []) for layer in layers),
         }
     times, lines = len(report["timings"]), len(report["configurations"])
     return {("times", "dot"): times, ("times", "path"): 2 * lines, ("shares", "bar"): times}
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_browser_draws_what_the_json_has(made, chromium, verb):
-    page = chromium(made[verb][1])
-    expected = drawn(page.report)
-    assert min(expected.values()) > 0 and page.shapes == expected
+@pytest.mark.parametrize("page_of", PAGES)
+def test_a_browser_draws_what_the_json_has(made, chromium, page_of):
+    page = chromium(made[page_of][1])
+    expected = {key: count for key, count in drawn(page.report).items() if count}
+    assert {figure for figure, _ in expected} == PAGES[page_of] and page.shapes == expected
+
+
+def test_expert_load_is_that_of_given_ids_only(made, chromium):
+    report = Page(made["verify --input"][1].read_text()).report
+    load = [IDS.count(expert) for expert in range(8)]
+    assert [layer["run"]["expert_load"] for layer in report["details"]["layers"]] == [load] * 3
+    page = chromium(made["verify --input"][1])
+    assert any(report["input"] in note for note in page.texts["p"])
+    for layer in range(3):
+        for expert, some in enumerate(load):
+            mean = f"{some * 8 / 9:.3g}"
+            tip = f"layer {layer}, expert {expert}: {some} of 9 assignments of 5 tokens, {mean} times the mean"
+            assert tip in page.texts["title"]
+    assert any("needs --against" in note for note in page.texts["p"])
+
+    seeded = chromium(made["verify"][1])
+    assert {layer["run"]["expert_load"] for layer in seeded.report["details"]["layers"]} == {None}
+    assert any("drawn from the seed" in note for note in seeded.texts["p"])
+
+
+def test_the_error_of_an_expert_is_that_of_its_weights(made, chromium):
+    page = chromium(made["verify"][1])
+    for layer in page.report["details"]["layers"]:
+        whole, own = layer["original"]["relative_l2"], layer["original"]["experts"]
+        assert [one["expert"] for one in own] == list(range(8)) and len({one["relative_l2"] for one in own}) > 1
+        # Every expert has as many weights, of the same distribution.
+        assert whole == pytest.approx(sum(one["relative_l2"] ** 2 / 8 for one in own) ** 0.5, rel=1e-2)
+        for one in own:
+            tip = f"layer {layer['layer']}, expert {one['expert']}: {one['relative_l2']:.3g}"
+            assert tip in page.texts["title"]
 
 
 @pytest.mark.attack("hostile names")

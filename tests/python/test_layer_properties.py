@@ -183,7 +183,7 @@ FAULTS = {
     "rows not rounded": (dict(out="float32"), options(row_format="fp32")),
     "one element of hidden": (dict(dtype="float32"), changed(hidden=lambda c: plus_four(c.hidden.clone()))),
     "static scale of one expert": (STATIC, changed(input_scale=lambda c: tuple(s / 16 for s in c.input_scale))),
-    "compat instead of static": (STATIC, options(activation_scale="compat")),
+    "vllm_order instead of static": (STATIC, options(activation_scale="vllm_order")),
     "fixed scale too small": (FIXED_SCALE, options(intermediate_fixed=2.0**-14)),
     "masked choices sent to expert 0": (dict(ids="masked"), changed(topk_ids=lambda c: c.topk_ids.clamp(min=0))),
     "another rank's range": (dict(local=(1, 3), ids="random"), changed(first_expert=lambda _: 0)),

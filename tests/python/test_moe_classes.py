@@ -22,7 +22,17 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 RECORD = json.loads(check.RECORD.read_text())
 # One of each: names, stacks under other names, limits of single layers, a bias, a call of its own whose router weights
 # multiply the input, experts without a gate, a refusal.
-QUICK = ("granitemoeshared", "step3p7", "inkling_mm_model", "laguna", "gpt_oss", "llama4_text", "nemotron_h", "doge")
+QUICK = (
+    "granitemoeshared",
+    "step3p7",
+    "inkling_mm_model",
+    "laguna",
+    "gpt_oss",
+    "llama4_text",
+    "mistral_large4",
+    "nemotron_h",
+    "doge",
+)
 
 
 @pytest.fixture(scope="module")

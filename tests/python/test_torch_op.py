@@ -62,7 +62,7 @@ def test_ops_give_what_run_gives(layer, linear, dtype):
 
 def test_format_ops_give_what_the_functions_give():
     x = inputs(6, torch.float32)[0]
-    for mode, scale in (("weights", None), ("dynamic_token", None), ("static", 0.01), ("compat", 0.01)):
+    for mode, scale in (("weights", None), ("dynamic_token", None), ("static", 0.01), ("vllm_order", 0.01)):
         made, expected = op.quantize(x, mode, scale), nv.quantize(x, mode=mode, tensor_scale=scale)
         assert all(torch.equal(a, torch.as_tensor(b, dtype=a.dtype)) for a, b in zip(made, expected, strict=True))
         for dtype in (torch.float32, torch.bfloat16):

@@ -120,6 +120,12 @@ def test_wheel_contents(wheel, version):
         info = {name.rsplit("/", 1)[1]: opened.read(name).decode() for name in set(opened.namelist()) - names}
     for group, adapter in (("vllm.general_plugins", "vllm"), ("sglang.srt.plugins", "sglang")):
         assert f"[{group}]\nnvfp4_moe = nvfp4_moe.{adapter}:register" in info["entry_points.txt"]
+    metadata = info["METADATA"].split("\n\n")[0]
+    pythons = re.findall(r"^Classifier: Programming Language :: Python :: (3\.\d+)$", metadata, re.MULTILINE)
+    assert pythons == list(build_wheels.VERSIONS)
+    assert re.search("^Summary: .*GPU", metadata, re.MULTILINE) and re.search(
+        "^Keywords: .*GPU", metadata, re.MULTILINE
+    )
     package = ROOT / "python"
     files = [path for path in (package / "nvfp4_moe").rglob("*") if path.is_file() and path.suffix in (".py", ".typed")]
     sources = {str(path.relative_to(package)) for path in files} | {"nvfp4_moe/_core.pyi"}
@@ -179,13 +185,43 @@ def test_strict_types(installed):
     assert sorted({int(line) for line in re.findall(r"misuse\.py:(\d+): error", said)}) == marked, said
 
 
+def configured(folder: Path, *options: str, **variables: str) -> str:
+    """Configures a build that must fail. Returns the messages, in one line."""
+    command = ["cmake", "-S", ROOT, "-B", folder, "-DNVFP4_MOE_CUDA=OFF", *options]
+    env = {name: value for name, value in os.environ.items() if name != "CXX"}
+    told = subprocess.run(command, capture_output=True, text=True, check=False, env={**env, **variables})
+    assert told.returncode != 0
+    return " ".join(told.stderr.split())
+
+
 def test_missing_headers_are_named(tmp_path):
     """All of them at once, by the names to install."""
-    command = ["cmake", "-S", ROOT, "-B", tmp_path, "-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON",
-               "-DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON", "-DXXHASH_INCLUDE_DIR="]  # fmt: skip
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.returncode != 0
-    assert all(package in told.stderr for package in ("nlohmann-json3-dev", "libfmt-dev", "libxxhash-dev")), told.stderr
+    packages = ("nlohmann_json", "fmt", "Python")
+    said = configured(tmp_path, "-DNVFP4_MOE_PYTHON=ON", "-DXXHASH_INCLUDE_DIR=", "-DPython_INCLUDE_DIR=/nowhere",
+                      *(f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in packages[:2]))  # fmt: skip
+    assert all(name in said for name in ("nlohmann-json3-dev", "libfmt-dev", "libxxhash-dev", "python3-dev")), said
+
+
+def test_a_missing_or_old_compiler_is_named(tmp_path):
+    """A g++ that says it is version 9, and a build that finds no compiler."""
+    old = tmp_path / "old-g++"
+    old.write_text('#!/bin/sh\nexec g++ -U__GNUC__ -D__GNUC__=9 "$@"\n')
+    old.chmod(0o755)
+    said = configured(tmp_path / "old", CXX=str(old))
+    assert "expected g++ 12 or clang 14 or later" in said and f"got GNU 9.2.0 ({old})" in said, said
+    said = configured(tmp_path / "none", "-DCMAKE_CXX_COMPILER=NOTFOUND")
+    assert "there is no C++ compiler. Install g++ 12 or later" in said, said
+
+
+def test_an_nvcc_that_compiles_nothing_is_a_warning(tmp_path):
+    """Without it a build for GPUs would become one for CPUs in silence."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.61'\nexit 1\n")
+    nvcc.chmod(0o755)
+    command = ["cmake", "-S", ROOT, "-B", tmp_path / "build", "-DNVFP4_MOE_TESTS=OFF", "-DNVFP4_MOE_CLI=OFF"]
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "CUDACXX": ""}
+    told = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    assert f"{nvcc} compiles nothing here" in " ".join(told.stderr.split()), told.stderr
 
 
 @pytest.mark.long

@@ -110,6 +110,7 @@ TEST_F(Resume, OtherOptionsAndAnotherSourceAreRefused) {
       {"search", [](auto& o) { o.search = ScaleSearch::kSweep; }},
       {"format", [](auto& o) { o.format = OutputFormat::kCompressedTensors; }},
       {"share_gate_up_scale", [](auto& o) { o.share_gate_up_scale = false; }},
+      {"family", [](auto& o) { o.reading.family = "deepseek_v4"; }},
       {"gate_up_order", [](auto& o) { o.reading.gate_up_order = GateUpOrder::kUpFirst; }},
       {"input_scales",
        [](auto& o) {

@@ -113,8 +113,8 @@ class StepPair {
   void compare_hidden() {
     for (int64_t t = 0; t < data_.spec.tokens; ++t) {
       const bool has_shared = expected().shared.experts > 0,
-                 weighs = options().router_weight == RouterWeight::kOnInput;
-      bool has_row = has_shared && !weighs;
+                 on_input = options().router_weight == RouterWeight::kOnInput;
+      bool has_row = has_shared && !on_input;
       for (int64_t k = 0; k < options().top_k; ++k)
         has_row = has_row || expected().row_of_assignment[t * options().top_k + k] >= 0;
       if (has_row)
@@ -266,11 +266,12 @@ class StepPair {
       for (int64_t row = expected_part.row_offsets[e]; row < expected_part.row_offsets[e + 1];
            ++row) {
         const int64_t token = token_of_row(expected_part, row, options().top_k);
-        const bool weigh = options().router_weight == RouterWeight::kBeforeDown &&
-                           part.assignment_of_row != nullptr;
+        const bool before_down = options().router_weight == RouterWeight::kBeforeDown &&
+                                 part.assignment_of_row != nullptr;
         const double router =
-            weigh ? data_.topk_weights[static_cast<size_t>(expected_part.assignment_of_row[row])]
-                  : 1.0;
+            before_down
+                ? data_.topk_weights[static_cast<size_t>(expected_part.assignment_of_row[row])]
+                : 1.0;
         const bool bad = expected_part.hidden.nonfinite[token] != 0;
         const std::vector<double> x_row =
             bad ? std::vector<double>() : row_values(expected_part.hidden, token, k);

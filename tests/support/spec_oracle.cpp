@@ -103,8 +103,8 @@ Scales given_scales(const CaseData& data) {
   Scales scales;
   if (o.activation_scale == ActivationScale::kStatic)
     scales.hidden = power_of_two_above(of_input_scale * *data.scales.hidden) * o.static_headroom;
-  if (o.activation_scale == ActivationScale::kCompat) scales.hidden = *data.scales.hidden;
-  if (o.intermediate_scale == IntermediateScale::kCompat)
+  if (o.activation_scale == ActivationScale::kVllmOrder) scales.hidden = *data.scales.hidden;
+  if (o.intermediate_scale == IntermediateScale::kVllmOrder)
     scales.intermediate = *data.scales.intermediate;
   if (o.intermediate_scale == IntermediateScale::kFixed) {
     if (o.intermediate_fixed) {
@@ -167,10 +167,11 @@ Real begin_row(const std::vector<double>& x, OracleRow& row) {
   return amax;
 }
 
-// The row in the config's format; `compat` only matters under nvfp4.
-OracleRow quantized(const MoeOptions& o, const std::vector<double>& x, float given, bool compat) {
+// The row in the config's format; `vllm_order` only matters under nvfp4.
+OracleRow quantized(const MoeOptions& o, const std::vector<double>& x, float given,
+                    bool vllm_order) {
   switch (o.activation_format) {
-    case ActivationFormat::kNvfp4: return oracle_quantize(x, given, compat);
+    case ActivationFormat::kNvfp4: return oracle_quantize(x, given, vllm_order);
     case ActivationFormat::kInt8Block: return oracle_quantize_int8(x);
     case ActivationFormat::kFp8: return oracle_quantize_fp8(x, given);
     case ActivationFormat::kBf16: break;
@@ -200,7 +201,7 @@ std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const E
   }
   status.nonfinite_rows += finite ? 0 : 1;
   OracleRow x_row =
-      quantized(o, h, scales.intermediate, o.intermediate_scale == IntermediateScale::kCompat);
+      quantized(o, h, scales.intermediate, o.intermediate_scale == IntermediateScale::kVllmOrder);
   if (o.activation_format == ActivationFormat::kBf16) x_row.nonfinite = false;  // NaN by itself
   status.intermediate_blocks += x_row.blocks;
   status.intermediate_saturated += x_row.saturated;
@@ -226,7 +227,8 @@ OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, 
       value = static_cast<double>(oracle_round(
           value * oracle_round(*weight, data.spec.hidden_dtype), data.spec.hidden_dtype));
   }
-  OracleRow x_row = quantized(o, x, scales.hidden, o.activation_scale == ActivationScale::kCompat);
+  OracleRow x_row =
+      quantized(o, x, scales.hidden, o.activation_scale == ActivationScale::kVllmOrder);
   status.hidden_blocks += x_row.blocks;
   status.hidden_saturated += x_row.saturated;
   status.hidden_zeroed += x_row.zeroed;
@@ -280,7 +282,7 @@ double oracle_activation_in_double(const MoeOptions& options, double g, double u
   return activation<double>(options, g, u);
 }
 
-OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat) {
+OracleRow oracle_quantize(const std::vector<double>& x, float given, bool vllm_order) {
   OracleRow x_row;
   const Real amax = begin_row(x, x_row);
   if (x_row.nonfinite) return x_row;
@@ -291,7 +293,7 @@ OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat
     for (size_t i = b; i < b + 16; ++i)
       block_amax = std::max(block_amax, static_cast<Real>(std::fabs(x[i])));
     int byte = 0;
-    if (compat) {
+    if (vllm_order) {
       const float scale = encode * (static_cast<float>(block_amax) * (1.0f / 6.0f));
       byte = nearest<Real>(scale, 1, 127, oracle_e4m3);
       x_row.saturated += scale > 448;
@@ -304,7 +306,7 @@ OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat
     x_row.zeroed += byte == 0 && block_amax > 0;
     for (size_t i = b; byte != 0 && i < b + 16; ++i) {
       int code = 0;
-      if (compat) {
+      if (vllm_order) {
         const float quotient =
             static_cast<float>(x[i]) * (1.0f / (static_cast<float>(v) * (1.0f / encode)));
         code = nearest<Real>(std::fabs(quotient), 1, 8, oracle_e2m1);

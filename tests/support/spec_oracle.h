@@ -39,8 +39,8 @@ struct OracleRow {
   std::vector<double> values;
   uint64_t blocks = 0, saturated = 0, zeroed = 0;
 };
-// given: 0 = dynamic_token, otherwise the power of two, or the scale of compat.
-OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat);
+// given: 0 = dynamic_token, otherwise the power of two, or the scale of vllm_order.
+OracleRow oracle_quantize(const std::vector<double>& x, float given, bool vllm_order);
 // fp8: values are E4M3 numbers; given: 0 = dynamic_token, otherwise the power of two.
 OracleRow oracle_quantize_fp8(const std::vector<double>& x, float given);
 // fp8: the weights of a matrix, and the power of two that alpha has for them.

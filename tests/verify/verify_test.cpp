@@ -253,6 +253,7 @@ TEST_F(Verify, LayersRangesLimitsAndProgress) {
   EXPECT_TRUE(report->passed());
   ASSERT_EQ(report->layers.size(), 1u);
   EXPECT_EQ(report->layers[0].original->weights, 3u * 3 * kHidden * kInter);
+  EXPECT_EQ(report->layers[0].original->experts.at(2).expert, 4);
   o.limit_sqnr_db = 60;
   report = verify(models().nvfp4, o);
   EXPECT_FALSE(report->passed());
@@ -303,6 +304,8 @@ TEST_F(Verify, EachFaultIsNamedByItsPlace) {
       EXPECT_TRUE(verify(dir, options())->passed()) << "without the original nothing can know";
     } else if (fault.name == std::string("swapped gate and up")) {
       EXPECT_FALSE(changed->layers[1].run->passed()) << "the run notices too";
+      const auto& errors = planted->layers[1].original->experts;
+      EXPECT_EQ(std::ranges::max_element(errors, {}, &ExpertError::relative_l2)->expert, 3);
     }
   }
 }

@@ -11,6 +11,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONTRACT = [
     "backend/backend.h",
+    "backend/cuda_driver.h",
     "backend/device_exchange.h",
     "backend/device_functions.h",
     "backend/device_peers.h",

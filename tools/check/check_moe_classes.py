@@ -54,14 +54,14 @@ def shared_of(model: nn.Module, layer: int) -> nn.Module | None:
 
 
 def check_shared(model: nn.Module, checkpoint: Any, layer: int) -> str:
-    """Returns "none", "loaded" (part of the layer, with the model's weights), or "beside" (kept by the model)."""
+    """Returns "none", "loaded" (part of the layer, with the model's weights), or "kept" (by the model)."""
     module = shared_of(model, layer)
     if module is None:
         return "none"
     try:
         loaded = checkpoint.shared_expert(layer)
     except nv.Error:
-        return "beside"
+        return "kept"
     named = {name.removesuffix(".weight").removesuffix("_proj"): p.data for name, p in module.named_parameters()}
     for fused in ("gate_up", "input_linear"):
         if fused in named:
@@ -150,7 +150,7 @@ def judge(model_class: ModelClass, scratch: pathlib.Path) -> dict[str, Any]:
         inspected = nv.inspect(directory, layers=[])
     except nv.Error as error:
         return {**row, "loads": reason(error, directory)}
-    found = [one for one in found if "talker" not in one.path]
+    found = [one for one in found if not re.search("talker|vision", one.path)]
     seen = batches(model, found)
     names = nv.Checkpoint(str(directory)).expert(found[0].layer, 0)["names"]
     first = names.get("gate", names["up"])

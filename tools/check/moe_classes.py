@@ -35,10 +35,19 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), DENSE),
     **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size"), INTERMEDIATE),
     **dict.fromkeys(
-        ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"), 80
+        (
+            "shared_expert_intermediate_size",
+            "shared_experts_intermediate_size",
+            "shared_intermediate_size",
+            "moe_shared_expert_intermediate_size",
+        ),
+        80,
     ),
     **dict.fromkeys(("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"), EXPERTS),
-    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", "top_k_experts", "top_k"), TOP_K),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k", "top_k_experts", "top_k"),
+        TOP_K,
+    ),
     **dict.fromkeys(("num_hidden_layers", "n_layers", "num_layers"), LAYERS),
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), 2),
     **dict.fromkeys(
@@ -56,7 +65,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("index_head_dim", "indexer_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 16),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank"), 32),
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "index_n_heads"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "depth", "vision_depth", "num_local_blocks"), 1),
+    **dict.fromkeys(("n_group", "num_expert_group", "topk_group", "depth", "vision_depth", "num_local_blocks"), 1),
     **dict.fromkeys(
         (
             "out_hidden_size",
@@ -85,6 +94,7 @@ SIZES: dict[str, Any] = {
 
 # Additional fields for single classes, in the language model's part of the config or, by path, anywhere in it.
 _GEMMA = dict(enable_moe_block=True, num_experts=EXPERTS, top_k_experts=TOP_K, moe_intermediate_size=INTERMEDIATE)
+_INKLING: dict[str, Any] = {"unpadded_vocab_size": 160}
 _QSA = dict(indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=16, indexer_budget=8, indexer_compress_ratio=4)
 OWN: dict[str, dict[str, Any]] = {
     "dbrx": {
@@ -96,6 +106,10 @@ OWN: dict[str, dict[str, Any]] = {
     "diffusion_gemma": dict(_GEMMA, global_head_dim=16, vision_config={"model_type": "gemma4_vision"}),
     "doge": {"is_moe": True, "num_experts": 16},
     "dots1": {"n_routed_experts": EXPERTS, "n_shared_experts": 1, "num_experts_per_tok": TOP_K, "first_k_dense_replace": 1},
+    "dots3_note": {
+        "vision_config.adapter_in_dim": HIDDEN, "vision_config.adapter_out_dim": HIDDEN,
+        "audio_config.adapter_input_size": HIDDEN, "audio_config.adapter_out_dim": HIDDEN,
+    },
     "ernie4_5_vl_moe": {
         "moe_intermediate_size": [INTERMEDIATE, INTERMEDIATE],
         "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [3, 3, 2]},
@@ -109,6 +123,9 @@ OWN: dict[str, dict[str, Any]] = {
         "layer_types": ["mamba", "attention"] * 2,
     },
     "hunyuan_v1_moe": {"head_dim": 16},
+    "hy_v4_vl": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}},
+    **dict.fromkeys(("inkling2", "inkling2_loop"), {**_INKLING, "vision_config.text_hidden_size": HIDDEN}),
+    **dict.fromkeys(("inkling2_text", "inkling2_loop_text"), _INKLING),
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "llama4": {"num_experts_per_tok": 1},
     "llama4_text": {"num_experts_per_tok": 1},
@@ -160,11 +177,15 @@ def model_classes() -> Iterator[ModelClass]:
     tables = [getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES") for task in _TASKS]
     for model_type, config in sorted(configuration_auto.CONFIG_MAPPING_NAMES.items()):
         name = next((table[model_type] for table in tables if model_type in table), None)
-        module = _module(model_type)
-        source = "".join(file.read_text() for file in (root / module).glob("modeling_*.py"))
-        if name is None or not re.search(r"\bexperts\b", source):
+        if name is None:
             continue
         name = name if isinstance(name, str) else name[0]
+        module = _module(model_type)
+        if not list((root / module).glob("modeling_*.py")):  # a config of its own for another model's class
+            module = getattr(transformers, name).__module__.split(".")[2]
+        source = "".join(file.read_text() for file in (root / module).glob("modeling_*.py"))
+        if not re.search(r"\bexperts\b", source):
+            continue
         modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
         yield ModelClass(model_type, getattr(transformers, config), getattr(modeling, name))
 

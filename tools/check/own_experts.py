@@ -8,6 +8,7 @@ batches: the inputs that a model's own routers send to its experts.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -52,10 +53,16 @@ def _aria(module: nn.Module, hidden: Tensor, ids: Tensor, weights: Tensor) -> Te
 CALLS: dict[str, Callable[..., Tensor]] = {"Llama4TextExperts": _llama4, "AriaExperts": _aria}
 
 
+def own_call(module: nn.Module) -> Callable[..., Tensor] | None:
+    """Returns the call of a class with another interface than the usual one, which a newer transformers may give it."""
+    usual = "top_k_weights" in inspect.signature(module.forward).parameters
+    return None if usual else CALLS.get(type(module).__name__)
+
+
 def call(module: nn.Module, batch: Batch) -> Tensor:
     """Computes the routed experts' sum in the module's dtype."""
     dtype = next(module.parameters()).dtype
-    run = CALLS.get(type(module).__name__, _standard)
+    run = own_call(module) or _standard
     with torch.no_grad():
         return run(module, batch.hidden.to(dtype), batch.ids, batch.weights.to(dtype))
 
@@ -147,7 +154,7 @@ def bound(twin: nn.Module, batch: Batch) -> Tensor:
             batch.weights[:, k : k + 1] if on_input else torch.ones_like(batch.weights[:, :1]),
         )
         if (
-            type(twin).__name__ not in CALLS
+            own_call(twin) is None
         ):  # for a single expert some classes return a vector; a second expert of weight 0 adds nothing
             single = Batch(batch.hidden, ids[:, None].expand(-1, 2), torch.tensor([1.0, 0.0]).expand(len(ids), 2))
         h = call(probe, single)[:, :inter].abs()
@@ -186,12 +193,12 @@ def batches(model: nn.Module, found: list[Experts]) -> dict[str, Batch]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
             given = [*inputs, *kwargs.values()]
             hidden = given[0].reshape(-1, given[0].shape[-1]).to(torch.bfloat16).float()
-            if type(module).__name__ not in CALLS:
+            if own_call(module) is None:
                 seen[path] = Batch(hidden, given[1], given[2].float())
                 return
             generator = torch.Generator().manual_seed(3)
             scores = torch.rand(TOKENS, moe_classes.EXPERTS, generator=generator)
-            top_k = 1 if CALLS[type(module).__name__] is _llama4 else moe_classes.TOP_K
+            top_k = 1 if own_call(module) is _llama4 else moe_classes.TOP_K
             ids = scores.topk(top_k).indices
             weights = torch.full((TOKENS, top_k), 1 / 2 if top_k > 1 else 1 / 4)
             seen[path] = Batch(hidden[:TOKENS], ids, weights)
@@ -202,7 +209,9 @@ def batches(model: nn.Module, found: list[Experts]) -> dict[str, Batch]:
     tokens = torch.arange(3, 3 + TOKENS).reshape(2, TOKENS // 2) * 7 % 150 + 3
     try:
         with torch.no_grad():
-            getattr(model, "thinker", model)(tokens, use_cache=False)
+            # 5.24's Llama-4 with images fails without them
+            part = "language_model" if type(model).__name__ == "Llama4ForConditionalGeneration" else "thinker"
+            getattr(model, part, model)(tokens, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

@@ -6,7 +6,7 @@ import subprocess
 from prose import fence, inline
 
 ENTRY = re.compile(
-    r"(?P<name>-\S+?(?=[ :=]|$)|[A-Z]+)(?: (?P<type>[A-Z]+))?(?: REQUIRED)?"
+    r"(?P<name>-\S+?(?=[ :=]|$)|[A-Z]+)(?: (?P<type>[A-Z]+|[\w-]+(?:\|[\w:-]+)+))?(?: REQUIRED)?"
     r"(?::[A-Z]+ in \[(?P<limit>.*?)\])?(?:=(?P<default>\S+))?"
 )
 
@@ -45,6 +45,7 @@ def row(entry, meaning):
     """A row of a table of options: name and kind of value, meaning, range and default."""
     found = ENTRY.match(entry)
     name = found["name"].replace(",", ", ") + (f" {found['type']}" if found["type"] and found["name"][0] == "-" else "")
+    name = name.replace("|", r"\|")  # between values; a table's cell ends at a bare one
     facts = [inline(meaning, {})]
     if found["limit"]:
         facts.append(found["limit"].replace(" - ", " to "))

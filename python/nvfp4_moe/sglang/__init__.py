@@ -15,6 +15,11 @@ from .required import RELEASES, REQUIRED
 
 __all__ = ["register"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _log = logging.getLogger("nvfp4_moe.sglang")
 _registered = False
 

@@ -37,4 +37,9 @@ __all__ = [
     "register",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 register()

@@ -30,7 +30,7 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
         max_tokens: The most tokens of one run of a layer. Longer batches run in parts.
         backend: "auto", or a name from nvfp4_moe.explain().
         cache_directory: Keeps packed experts here and reads them on the next start.
-        gate_up_order, accept_tensors: As in nvfp4_moe.Checkpoint.
+        gate_up_order, accept_tensors, family: As in nvfp4_moe.Checkpoint.
         options: Fields of nvfp4_moe.MoeConfig that replace the checkpoint's, for example activation_format="bf16".
             activation_format, activation_scale and static_headroom also apply to NVFP4 linears. Without an
             activation_format, or with "auto", experts run in the format that the checkpoint declares or a more precise
@@ -48,13 +48,14 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
         cache_directory: str | os.PathLike[str] | None = None,
         gate_up_order: str | None = None,
         accept_tensors: Sequence[str] = (),
+        family: str = "",
         **options: Any,
     ) -> None:
         for name in options:
             if name not in _OPTIONS:
                 raise _core.InvalidArgument(
                     f"Nvfp4MoeConfig: expected max_tokens, backend, cache_directory, gate_up_order, accept_tensors, "
-                    f"{', '.join(_OPTIONS)}, got {name}"
+                    f"family, {', '.join(_OPTIONS)}, got {name}"
                 )
         if max_tokens < 1:
             raise _core.InvalidArgument(f"Nvfp4MoeConfig max_tokens: expected 1 or more, got {max_tokens}")
@@ -64,6 +65,7 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
         self.cache_directory = None if cache_directory is None else os.fspath(cache_directory)
         self.gate_up_order = gate_up_order
         self.accept_tensors = list(accept_tensors)
+        self.family = family
         self.options = options
         self.checkpoint: dict[str, Any] | None = None  # the quantization_config of the checkpoint's config.json
 
@@ -110,6 +112,7 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
         """Returns the checkpoint's quantization_config, or this config for a model that was quantized in memory."""
         if self.checkpoint is not None:
             return copy.deepcopy(self.checkpoint)
-        names = ("quant_method", "max_tokens", "backend", "cache_directory", "gate_up_order", "accept_tensors")
+        reading = ("gate_up_order", "accept_tensors", "family")
+        names = ("quant_method", "max_tokens", "backend", "cache_directory", *reading)
         fields = {name: copy.copy(getattr(self, name)) for name in names}
         return {**fields, **copy.deepcopy(self.options)}

@@ -151,7 +151,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         speech).
         """
         reading = self.quantization_config
-        checkpoint = _core.Checkpoint(directory, reading.gate_up_order, reading.accept_tensors)
+        checkpoint = _core.Checkpoint(directory, reading.gate_up_order, reading.accept_tensors, reading.family)
         found = _of_language_model(checkpoint, found, rename)
         dtypes: dict[int, set[str]] = {}
         for key, tensor in tensors.items():

@@ -10,6 +10,10 @@ from __future__ import annotations
 __all__ = ["register"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def register() -> None:
     """Registers the quantization configs. vLLM calls it in each of its processes, possibly several times.
 

@@ -10,7 +10,7 @@
 namespace nvfp4_moe::internal::cpu {
 
 ConvertedRow convert_row(const Kernels& kernels, const void* data, DType dtype, int64_t row,
-                         int64_t k, ActivationFormat format, float scale, bool compat,
+                         int64_t k, ActivationFormat format, float scale, bool vllm_order,
                          const ActivationBuffers& activations, int64_t out_row) {
   ConvertedRow result;
   const void* x = static_cast<const std::byte*>(data) + row * k * bits(dtype) / 8;
@@ -64,7 +64,7 @@ ConvertedRow convert_row(const Kernels& kernels, const void* data, DType dtype, 
                                     .dtype = dtype,
                                     .k = k,
                                     .scale = scale,
-                                    .compat = compat,
+                                    .vllm_order = vllm_order,
                                     .codes = codes,
                                     .block_scales = block_scales});
   return result;

@@ -12,14 +12,14 @@ namespace nvfp4_moe::internal::cpu {
 
 // Quantizes (nvfp4, int8_block, fp8) or rounds (bf16) row `row` of data (.., k) into activations,
 // and reports in `nonfinite` whether it contains NaN or Inf. scale, for nvfp4 and fp8: the row's
-// scale, or 0 for its own power of two. compat, only for nvfp4: use vLLM's operation order with
+// scale, or 0 for its own power of two. vllm_order, only for nvfp4: use vLLM's operation order with
 // that scale.
 struct ConvertedRow {
   RowCounts counts;
   bool nonfinite = false;
 };
 ConvertedRow convert_row(const Kernels& kernels, const void* data, DType dtype, int64_t row,
-                         int64_t k, ActivationFormat format, float scale, bool compat,
+                         int64_t k, ActivationFormat format, float scale, bool vllm_order,
                          const ActivationBuffers& activations, int64_t out_row);
 
 void write_operands(const Kernels& kernels, const ActivationBuffers& activations, int64_t row,

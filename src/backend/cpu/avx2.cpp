@@ -135,7 +135,7 @@ const Kernels kAvx2Kernels{
     .quantize_int8 = quantize_row_int8,
     .quantize_fp8 = quantize_row_fp8,
     .to_bf16 = row_to_bf16,
-    .weigh = weigh_row,
+    .scale_hidden = scale_hidden_row,
     .combine = combine_tokens,
 };
 

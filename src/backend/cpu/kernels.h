@@ -122,13 +122,13 @@ struct RoundRows {
 };
 
 // Quantizes one row x[0 .. k) to NVFP4. scale: the row's tensor scale, or 0 for its own power of
-// two; compat: vLLM's order.
+// two; vllm_order: vLLM's operations in its order.
 struct QuantizeRow {
   const void* x = nullptr;
   DType dtype = DType::kBf16;
   int64_t k = 0;
   float scale = 0;
-  bool compat = false;
+  bool vllm_order = false;
   uint8_t* codes = nullptr;         // (k/2)
   uint8_t* block_scales = nullptr;  // (k/16)
 };
@@ -172,7 +172,7 @@ struct Kernels {
   RowCounts (*quantize_fp8)(const void* x, DType dtype, int64_t k, float scale, uint8_t* codes);
   void (*to_bf16)(const void* x, DType dtype, int64_t k, uint16_t* out);
   // out (k) of dtype: x times a weight that dtype can represent.
-  void (*weigh)(const void* x, DType dtype, int64_t k, float weight, void* out);
+  void (*scale_hidden)(const void* x, DType dtype, int64_t k, float weight, void* out);
   // Returns the number of elements of out that are NaN or Inf.
   uint64_t (*combine)(const StepContext& step, int64_t first_token, int64_t end_token);
 };

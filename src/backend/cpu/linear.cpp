@@ -66,13 +66,13 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
                   const RunContext& context, const Kernels& kernels) {
   Arena arena(workspace);
   const LinearScratch scratch(weights, batch.tokens, kernels, arena);
-  const bool compat = weights.activation_scale == ActivationScale::kCompat;
+  const bool vllm_order = weights.activation_scale == ActivationScale::kVllmOrder;
   const float scale =
       weights.activation_scale == ActivationScale::kDynamicToken ? 0.0f : weights.input_scale;
   const auto convert = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       convert_row(kernels, batch.x, batch.x_dtype, t, weights.cols, weights.activation_format,
-                  scale, compat, scratch.input, t);
+                  scale, vllm_order, scratch.input, t);
       write_operands(kernels, scratch.input, t, scratch.operands);
     }
   };

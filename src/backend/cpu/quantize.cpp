@@ -26,9 +26,9 @@ struct HiddenRows {
 
   HiddenRows(const StepContext& step, int64_t token) {
     const bool has_shared = step.buffers.shared.experts > 0,
-               weighs = weighs_hidden(step.weights.config);
-    routed = (has_shared && !weighs) || has_routed_row(step, token);
-    shared = has_shared && weighs;
+               on_input = router_weight_on_input(step.weights.config);
+    routed = (has_shared && !on_input) || has_routed_row(step, token);
+    shared = has_shared && on_input;
   }
 };
 
@@ -64,9 +64,9 @@ void scale_hidden(const StepContext& step, const Kernels& kernels, int64_t token
   float weight = batch.topk_weights[token];  // top_k is 1
   if (batch.hidden_dtype == DType::kBf16) weight = bf16_to_float(bf16_from_float(weight));
   if (batch.hidden_dtype == DType::kF16) weight = fp16_to_float(fp16_from_float(weight));
-  kernels.weigh(static_cast<const std::byte*>(batch.hidden) + token * row_bytes, batch.hidden_dtype,
-                k, weight,
-                static_cast<std::byte*>(step.buffers.weighted_hidden) + token * row_bytes);
+  kernels.scale_hidden(static_cast<const std::byte*>(batch.hidden) + token * row_bytes,
+                       batch.hidden_dtype, k, weight,
+                       static_cast<std::byte*>(step.buffers.weighted_hidden) + token * row_bytes);
 }
 
 }  // namespace
@@ -82,7 +82,7 @@ void quantize(const StepContext& step, const Kernels& kernels, const LayerScratc
   const auto convert = [&](const void* x, int64_t token, const ActivationBuffers& to) {
     const ConvertedRow converted = convert_row(
         kernels, x, batch.hidden_dtype, token, config->hidden_size, config->activation_format,
-        scale, config->activation_scale == ActivationScale::kCompat, to, token);
+        scale, config->activation_scale == ActivationScale::kVllmOrder, to, token);
     add_count(status.hidden_blocks, converted.counts.blocks);
     add_count(status.hidden_saturated, converted.counts.saturated);
     add_count(status.hidden_zeroed, converted.counts.zeroed);
@@ -93,9 +93,9 @@ void quantize(const StepContext& step, const Kernels& kernels, const LayerScratc
     const HiddenRows rows(step, token);
     bool nonfinite = false;
     if (rows.routed) {
-      const bool weighs = weighs_hidden(config);
-      if (weighs) scale_hidden(step, kernels, token);
-      nonfinite = convert(weighs ? step.buffers.weighted_hidden : batch.hidden, token, routed);
+      const bool on_input = router_weight_on_input(config);
+      if (on_input) scale_hidden(step, kernels, token);
+      nonfinite = convert(on_input ? step.buffers.weighted_hidden : batch.hidden, token, routed);
       if (scratch != nullptr) write_hidden_operands(step, kernels, token, *scratch);
     }
     if (rows.shared) {
@@ -114,8 +114,8 @@ void requantize(const StepContext& step, const PartBuffers& part, const Kernels&
   for_each_row(step.executor, part.row_offsets[part.experts], [&](int64_t row) {
     const ConvertedRow converted = convert_row(
         kernels, part.intermediate.bf16, DType::kBf16, row, part.intermediate_size,
-        config->activation_format, scale, config->intermediate_scale == IntermediateScale::kCompat,
-        part.intermediate, row);
+        config->activation_format, scale,
+        config->intermediate_scale == IntermediateScale::kVllmOrder, part.intermediate, row);
     add_count(status.intermediate_blocks, converted.counts.blocks);
     add_count(status.intermediate_saturated, converted.counts.saturated);
     add_count(status.intermediate_zeroed, converted.counts.zeroed);

@@ -42,7 +42,7 @@ void row_to_bf16(const void* x, DType dtype, int64_t k, uint16_t* out) {
 }
 
 // The product of two bf16 or fp16 numbers is exact in fp32, so storing it is its only rounding.
-void weigh_row(const void* x, DType dtype, int64_t k, float weight, void* out) {
+void scale_hidden_row(const void* x, DType dtype, int64_t k, float weight, void* out) {
   for (int64_t i = 0; i < k; i += kLanes)
     store16(out, dtype, i, load16(x, dtype, i) * splat(weight));
 }
@@ -77,9 +77,9 @@ inline I least_normal(int shift) { return splat((127 - 6 + shift) << 23); }
 
 // ---- quantization (core/quantize.h has the formulas): 16 blocks' scales, then their codes
 
-// Codes of one block under the divisor (exact mode) or factor (compat) of its scale.
-inline void block_codes(F x, bool compat, float inverse, float v, uint8_t* codes) {
-  const F q = compat ? x * splat(v) : (x * splat(inverse)) / splat(v);
+// Codes of one block under the divisor (exact mode) or factor (vllm_order) of its scale.
+inline void block_codes(F x, bool vllm_order, float inverse, float v, uint8_t* codes) {
+  const F q = vllm_order ? x * splat(v) : (x * splat(inverse)) / splat(v);
   const F a = from_bits(magnitude_bits(q));
   I code = shift_right<28>(bits(q)) & splat(8);
   code = plus_one(a > splat(0.25f), code);
@@ -94,9 +94,9 @@ inline void block_codes(F x, bool compat, float inverse, float v, uint8_t* codes
 
 RowCounts quantize_row(const QuantizeRow& row) {
   constexpr float kSixth = 1.0f / 6.0f;
-  const bool compat = row.compat;
-  const float inverse = 1.0f / row.scale;       // compat: the global scale
-  const float inverse_global = 1.0f / inverse;  // compat only
+  const bool vllm_order = row.vllm_order;
+  const float inverse = 1.0f / row.scale;       // vllm_order: the global scale
+  const float inverse_global = 1.0f / inverse;  // vllm_order only
   const int64_t blocks = row.k / kBlockElems;
   RowCounts counts{.blocks = static_cast<uint64_t>(blocks), .row_scale = row.scale};
   for (int64_t first = 0; first < blocks; first += kLanes) {
@@ -105,8 +105,8 @@ RowCounts quantize_row(const QuantizeRow& row) {
     for (int64_t b = 0; b < count; ++b)
       amax_bits[b] = max_lane(magnitude_bits(load16(row.x, row.dtype, (first + b) * kBlockElems)));
     const F amax = from_bits(load(amax_bits));
-    const F scale =
-        compat ? splat(inverse) * (amax * splat(kSixth)) : (amax * splat(inverse)) * splat(kSixth);
+    const F scale = vllm_order ? splat(inverse) * (amax * splat(kSixth))
+                               : (amax * splat(inverse)) * splat(kSixth);
     const I bytes = e4m3_bytes(scale);
     const F v = e4m3_values(bytes);
     const uint32_t zero = ~lanes_of(bytes > splat(0)) & ((1u << count) - 1u);
@@ -116,14 +116,14 @@ RowCounts quantize_row(const QuantizeRow& row) {
     uint8_t block_scales[kLanes];
     float divisors[kLanes];
     store_bytes(block_scales, bytes);
-    store(divisors, compat ? splat(1.0f) / (v * splat(inverse_global)) : v);
+    store(divisors, vllm_order ? splat(1.0f) / (v * splat(inverse_global)) : v);
     std::memcpy(row.block_scales + first, block_scales, static_cast<size_t>(count));
     for (int64_t b = 0; b < count; ++b) {
       uint8_t* codes = row.codes + (first + b) * (kBlockElems / 2);
       if ((zero >> b & 1u) != 0)
         std::memset(codes, 0, kBlockElems / 2);
       else
-        block_codes(load16(row.x, row.dtype, (first + b) * kBlockElems), compat, inverse,
+        block_codes(load16(row.x, row.dtype, (first + b) * kBlockElems), vllm_order, inverse,
                     divisors[b], codes);
     }
   }

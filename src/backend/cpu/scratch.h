@@ -50,7 +50,7 @@ struct LayerScratch {
     active_experts = arena.take<int32_t>("cpu.", "active_experts", range.count);
     hidden =
         Operands::make(format, config->hidden_size, tokens, kernels, arena, "hidden", same_bits);
-    if (weighs_hidden(config) && config->shared_intermediate_size > 0)
+    if (router_weight_on_input(config) && config->shared_intermediate_size > 0)
       shared_hidden = Operands::make(format, config->hidden_size, tokens, kernels, arena,
                                      "shared_hidden", same_bits);
     if (kernels.multiplication(format).tile_rows > 1)

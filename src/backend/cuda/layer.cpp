@@ -107,7 +107,7 @@ Status run_route(const Architecture& architecture, const StepContext& step) {
 }
 
 Status run_quantize(const Architecture& architecture, const StepContext& step) {
-  if (step.plan->weighs_hidden) NVFP4_MOE_TRY(weigh(step));
+  if (step.plan->scale_hidden) NVFP4_MOE_TRY(scale_hidden(step));
   NVFP4_MOE_TRY(step.plan->hidden.into_rows ? architecture.quantize_into_rows(step)
                                             : quantize(step));
   return step.plan->shared_hidden.kernel == QuantizeKernel::kNone ? Status()

@@ -21,7 +21,7 @@ struct PlanInputs {
   int64_t tokens() const { return facts.tokens; }
   int64_t assignments() const { return facts.tokens * config->top_k; }
   bool has_shared() const { return config->shared_intermediate_size > 0; }
-  bool weighs() const { return config->router_weight == RouterWeight::kOnInput; }
+  bool on_input() const { return config->router_weight == RouterWeight::kOnInput; }
 };
 
 // ---- route
@@ -91,13 +91,13 @@ RoutePlan plan_route(const PlanInputs& q, const GemmConfig& gemm, const GemmConf
 QuantizePlan plan_hidden(const PlanInputs& q, bool aligned, bool fused, bool tma_rows) {
   const int64_t k = q.config->hidden_size, tokens = q.tokens();
   const bool vec8 = q.quantizes() && q.facts.hidden_dtype == DType::kBf16 && aligned &&
-                    q.config->activation_scale != ActivationScale::kCompat;
+                    q.config->activation_scale != ActivationScale::kVllmOrder;
   QuantizePlan plan{.ctas = tokens};
   if (tokens == 0) return plan;
   // The shared expert reads hidden once per token, so rows are not enough if it reads the same
   // hidden.
-  plan.into_rows = tma_rows && !fused && !q.facts.single_steps && (!q.has_shared() || q.weighs()) &&
-                   (!q.quantizes() || vec8);
+  plan.into_rows = tma_rows && !fused && !q.facts.single_steps &&
+                   (!q.has_shared() || q.on_input()) && (!q.quantizes() || vec8);
   if (!q.quantizes()) {
     plan.kernel = QuantizeKernel::kRound;
     plan.threads = fused ? kRowThreads : plan.into_rows ? kIntoRowsThreads : row_threads(k);
@@ -128,7 +128,7 @@ QuantizePlan plan_requantize(const PlanInputs& q, int64_t k, int64_t rows, int64
   plan.threads = row_threads(k);
   if (!q.quantizes()) {
     plan.kernel = QuantizeKernel::kCountNonfinite;
-  } else if (q.config->intermediate_scale == IntermediateScale::kCompat) {
+  } else if (q.config->intermediate_scale == IntermediateScale::kVllmOrder) {
     plan.kernel = QuantizeKernel::kAnyType;
   } else if (expected >= kManyRows) {
     plan.kernel = QuantizeKernel::kVec8Warp;
@@ -266,23 +266,23 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   run.tokens = facts.tokens;
   run.operand = gemms.operands.of(config->activation_format);
   run.e4m3_weights = config->activation_format == ActivationFormat::kFp8;
-  run.weighs_hidden = q.weighs() && facts.tokens > 0;
+  run.scale_hidden = q.on_input() && facts.tokens > 0;
   // Weighted hidden is written after route, which determines the tokens that have a row.
   run.fused_route_quantize = !facts.single_steps && facts.tokens > 0 &&
-                             q.assignments() <= kOneCtaAssignments && !run.weighs_hidden;
+                             q.assignments() <= kOneCtaAssignments && !run.scale_hidden;
   run.route = plan_route(q, gemm, wide < 0 ? nullptr : &gemms.configs[static_cast<size_t>(wide)]);
   // The weighted array is in the workspace, which is aligned.
-  run.hidden = plan_hidden(q, facts.hidden_aligned || run.weighs_hidden, run.fused_route_quantize,
+  run.hidden = plan_hidden(q, facts.hidden_aligned || run.scale_hidden, run.fused_route_quantize,
                            gemm.tma_rows);
-  if (run.weighs_hidden && q.has_shared())
+  if (run.scale_hidden && q.has_shared())
     run.shared_hidden = plan_hidden(q, facts.hidden_aligned, false, false);
   run.routed.gemm1 = plan_routed_gemm1(q, index, run);
   run.selects = facts.selects;
   run.routed.gemm1.wide = wide;
-  const double rows_beside =
+  const double rows_per_expert =
       static_cast<double>(q.assignments()) / static_cast<double>(config->num_experts);
   plan_second_half(q, run.routed, index, wide, config->intermediate_size, q.assignments(),
-                   q.assignments() * range.count / config->num_experts, 1 + rows_beside);
+                   q.assignments() * range.count / config->num_experts, 1 + rows_per_expert);
   int last = std::max(index, wide);
   if (q.has_shared()) {
     run.shared = plan_shared(q);
@@ -379,7 +379,7 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config,
   if (plan.selects) route += ", after select_experts";
   std::vector<StepPlan> steps{{"route", route}};
   std::string quantize = text_of(plan.hidden, format);
-  if (plan.weighs_hidden) quantize = "hidden times the router weight, then " + quantize;
+  if (plan.scale_hidden) quantize = "hidden times the router weight, then " + quantize;
   if (plan.shared_hidden.kernel != QuantizeKernel::kNone)
     quantize += "; hidden of the shared expert: " + text_of(plan.shared_hidden, format);
   steps.push_back({"quantize", quantize});

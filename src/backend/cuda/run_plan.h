@@ -173,7 +173,7 @@ struct RunPlan {
   bool selects = false;               // a kernel before route selects the experts
   bool fused_route_quantize = false;  // one kernel routes and quantizes hidden
   // a kernel before quantize multiplies hidden by the router weights, for `hidden`
-  bool weighs_hidden = false;
+  bool scale_hidden = false;
   cuda::RoutePlan route;
   cuda::QuantizePlan
       hidden;  // for the routed experts; also for the shared one if both multiply the same

@@ -44,7 +44,7 @@ struct Scratch {
 
   Scratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena) {
     const int64_t tokens = plan.tokens, rows = tokens * config->top_k;
-    const bool two_hiddens = weighs_hidden(config) && config->shared_intermediate_size > 0;
+    const bool two_hiddens = router_weight_on_input(config) && config->shared_intermediate_size > 0;
     if (quantizes(config->activation_format)) {
       const auto take = [&](const char* name, int64_t count, int64_t k) {
         return arena.take<std::byte>("cuda.", name, count * operand_row_bytes(plan.operand, k));

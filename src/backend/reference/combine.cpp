@@ -18,7 +18,7 @@ void combine(const StepContext& step) {
   const LayerBuffers& buffers = step.buffers;
   const MoeConfig& config = step.weights.config;
   const int64_t hidden = config->hidden_size, top_k = config->top_k;
-  const bool weigh = config->router_weight == RouterWeight::kAfterDown;
+  const bool after_down = config->router_weight == RouterWeight::kAfterDown;
   const DType row_dtype = config->row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
 
   auto element = [&](int64_t token, int64_t channel) {
@@ -28,7 +28,7 @@ void combine(const StepContext& step) {
       if (row < 0) continue;
       const auto value =
           static_cast<float>(load(buffers.routed.rows_out, row_dtype, row * hidden + channel));
-      acc = weigh ? std::fma(batch.topk_weights[assignment], value, acc) : acc + value;
+      acc = after_down ? std::fma(batch.topk_weights[assignment], value, acc) : acc + value;
     }
     if (buffers.shared.experts > 0) {
       const auto value =

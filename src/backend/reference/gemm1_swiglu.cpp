@@ -42,7 +42,7 @@ void expert_tile(const StepContext& step, const PartBuffers& part, int64_t exper
   const ExpertMatrices weights = expert_matrices(step, part, expert);
   const ExpertBiases biases = expert_biases(step, part, expert);
   const bool gated = has_gate(config->activation);
-  const bool weigh =
+  const bool before_down =
       config->router_weight == RouterWeight::kBeforeDown && part.assignment_of_row != nullptr;
   const int64_t end = part.row_offsets[expert + 1],
                 n_end = std::min<int64_t>(n0 + kTileN, part.intermediate_size);
@@ -56,7 +56,8 @@ void expert_tile(const StepContext& step, const PartBuffers& part, int64_t exper
     if (gated) dots(hidden, tokens, count, weights.gate, n0, gate);
     dots(hidden, tokens, count, weights.up, n0, up);
     for (int m = 0; m < count; ++m) {
-      const double weight = weigh ? step.batch.topk_weights[part.assignment_of_row[row0 + m]] : 1.0;
+      const double weight =
+          before_down ? step.batch.topk_weights[part.assignment_of_row[row0 + m]] : 1.0;
       uint16_t* out = part.intermediate.bf16 + (row0 + m) * part.intermediate_size;
       for (int64_t n = n0; n < n_end; ++n) {
         const double g =

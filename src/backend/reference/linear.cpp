@@ -111,8 +111,8 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
   ScalePolicy policy;
   if (weights.activation_scale == ActivationScale::kStatic)
     policy = {ScalePolicy::kPowerOfTwo, weights.input_scale};
-  if (weights.activation_scale == ActivationScale::kCompat)
-    policy = {ScalePolicy::kCompat, weights.input_scale};
+  if (weights.activation_scale == ActivationScale::kVllmOrder)
+    policy = {ScalePolicy::kVllmOrder, weights.input_scale};
   if (has_row_scales && policy.kind != ScalePolicy::kDynamicToken &&
       !(policy.scale > 0 && std::isfinite(policy.scale)))
     return invalid_argument("linear input_scale: expected a finite positive number, got " +

@@ -29,8 +29,8 @@ ScalePolicy hidden_policy(const StepContext& step) {
   if (config->activation_scale == ActivationScale::kDynamicToken) return {};
   const float scale = resolve_activation_scales(config, step.weights.scales)
                           ->hidden;  // make_plan has already resolved them successfully
-  return {config->activation_scale == ActivationScale::kCompat ? ScalePolicy::kCompat
-                                                               : ScalePolicy::kPowerOfTwo,
+  return {config->activation_scale == ActivationScale::kVllmOrder ? ScalePolicy::kVllmOrder
+                                                                  : ScalePolicy::kPowerOfTwo,
           scale};
 }
 
@@ -50,7 +50,8 @@ void scale_hidden(const StepContext& step, int64_t token) {
 void quantize(const StepContext& step) {
   const Batch& batch = step.batch;
   const PartBuffers &routed = step.buffers.routed, &shared = step.buffers.shared;
-  const bool weighs = weighs_hidden(step.weights.config), has_shared = shared.experts > 0;
+  const bool on_input = router_weight_on_input(step.weights.config),
+             has_shared = shared.experts > 0;
   const int64_t cols = step.weights.config->hidden_size;
   const ActivationFormat format = step.weights.config->activation_format;
   const ScalePolicy policy = row_scale_range(format) > 0 ? hidden_policy(step) : ScalePolicy{};
@@ -66,12 +67,12 @@ void quantize(const StepContext& step) {
       };
       bool bad = false;
       routed.hidden.nonfinite[token] = 0;
-      if (weighs && has_row) {
+      if (on_input && has_row) {
         scale_hidden(step, token);
         bad = convert(step.buffers.weighted_hidden, routed.hidden);
       }
-      if (weighs ? has_shared : has_row || has_shared)
-        bad |= convert(batch.hidden, weighs ? shared.hidden : routed.hidden);
+      if (on_input ? has_shared : has_row || has_shared)
+        bad |= convert(batch.hidden, on_input ? shared.hidden : routed.hidden);
       nonfinite += bad;
     }
     RunStatus& status = *step.buffers.status;

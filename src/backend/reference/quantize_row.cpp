@@ -4,7 +4,7 @@
 //                          code = e2m1(fl32(x 2^-k / v))
 //   dynamic_token:         s = the smallest power of two with amax <= 2688 s, 1 for a row of zeros,
 //                          at least 2^-126
-//   compat (vLLM's order): G = fl32(1/s); byte = e4m3(fl32(G fl32(A c)));
+//   vllm_order: G = fl32(1/s); byte = e4m3(fl32(G fl32(A c)));
 //                          code = e2m1(fl32(x rcp(fl32(v rcp(G)))))
 //
 // A is the block's amax, v the value of its scale byte; v = 0 makes all codes 0. For bf16 and fp16
@@ -35,9 +35,9 @@ struct PowerOfTwo {
   }
 };
 
-struct Compat {
+struct VllmOrder {
   float encode;  // G
-  explicit Compat(float scale) : encode(1.0f / scale) {}
+  explicit VllmOrder(float scale) : encode(1.0f / scale) {}
   float scale_of(float amax) const { return encode * (amax * kSixth); }
   float quotient(float x, float v) const { return x * (1.0f / (v * (1.0f / encode))); }
 };
@@ -95,15 +95,15 @@ void quantize_row(const void* x, DType dtype, int64_t first, int64_t cols,
   int exponent = 0;
   if (policy.kind == ScalePolicy::kDynamicToken) exponent = dynamic_exponent(amax, 2688.0);
   if (policy.kind == ScalePolicy::kPowerOfTwo) exponent = std::ilogb(policy.scale);
-  out.row_scale[row] = policy.kind == ScalePolicy::kCompat
+  out.row_scale[row] = policy.kind == ScalePolicy::kVllmOrder
                            ? policy.scale
                            : static_cast<float>(std::ldexp(1.0, exponent));
   for (int64_t b = 0; b < cols / kBlock; ++b) {
     float block[kBlock];
     for (int i = 0; i < kBlock; ++i)
       block[i] = static_cast<float>(load(x, dtype, first + b * kBlock + i));
-    if (policy.kind == ScalePolicy::kCompat)
-      quantize_block(block, Compat(policy.scale), codes + b * (kBlock / 2), block_scales + b,
+    if (policy.kind == ScalePolicy::kVllmOrder)
+      quantize_block(block, VllmOrder(policy.scale), codes + b * (kBlock / 2), block_scales + b,
                      counts);
     else
       quantize_block(block, PowerOfTwo{exponent}, codes + b * (kBlock / 2), block_scales + b,

@@ -18,9 +18,9 @@ struct RowCounts {
 };
 
 // The scale policy of a quantization: dynamic_token, a power of two for every row (static, fixed),
-// or compat.
+// or vllm_order.
 struct ScalePolicy {
-  enum Kind { kDynamicToken, kPowerOfTwo, kCompat } kind = kDynamicToken;
+  enum Kind { kDynamicToken, kPowerOfTwo, kVllmOrder } kind = kDynamicToken;
   float scale = 0;
 };
 
@@ -51,7 +51,7 @@ void quantize_row_int8(const void* x, DType dtype, int64_t first, int64_t cols,
 // fp8: writes row `row` of fp8, row_scale and nonfinite. A nonfinite row gets 1, zero codes and a
 // NaN scale; it counts no blocks. counts.saturated counts blocks of 16 with an element above 448
 // row scales, counts.zeroed those that are not all zero but whose codes are. The policy must not be
-// compat.
+// vllm_order.
 void quantize_row_fp8(const void* x, DType dtype, int64_t first, int64_t cols,
                       const ScalePolicy& policy, const ActivationBuffers& out, int64_t row,
                       RowCounts& counts);

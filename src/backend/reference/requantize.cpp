@@ -18,8 +18,8 @@ ScalePolicy intermediate_policy(const StepContext& step) {
   if (config->intermediate_scale == IntermediateScale::kDynamicToken) return {};
   const float scale = resolve_activation_scales(config, step.weights.scales)
                           ->intermediate;  // make_plan has already resolved them successfully
-  return {config->intermediate_scale == IntermediateScale::kCompat ? ScalePolicy::kCompat
-                                                                   : ScalePolicy::kPowerOfTwo,
+  return {config->intermediate_scale == IntermediateScale::kVllmOrder ? ScalePolicy::kVllmOrder
+                                                                      : ScalePolicy::kPowerOfTwo,
           scale};
 }
 

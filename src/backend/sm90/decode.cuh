@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     }
   }
   __syncthreads();
-  DecodeGateUp<kGated, kColumns>::run(args, share, routing, x, row_bytes, partials, ring);
+  DecodeGateUp<kGated, kColumns>{args, share, routing, x, row_bytes, partials}.run(ring);
   // orders this cta's reads of hidden and its rows of the intermediate before the bulk copies
   cuda::ptx::fence_proxy_async();
   __syncthreads();

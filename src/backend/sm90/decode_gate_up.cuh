@@ -29,10 +29,14 @@ struct DecodeGateUp {
   static constexpr int kChannels = kGated ? 8 : 16;
   static constexpr int kPartialBytes = 2 * kDecodeWarps * kBatch * kPartials * 4;
 
-  // partials: (2, 16 warps, kBatch, kPartials)
-  __device__ static void run(const DecodeArgs& args, const DecodeShare& share,
-                             const DecodeRouting& routing, const uint8_t* x, int32_t row_bytes,
-                             float* partials, DecodeRing& ring) {
+  const DecodeArgs& args;
+  const DecodeShare& share;
+  const DecodeRouting& routing;
+  const uint8_t* x;  // hidden: (T, row_bytes)
+  int32_t row_bytes;
+  float* partials;  // (2, 16 warps, kBatch, kPartials)
+
+  __device__ void run(DecodeRing& ring) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32),
                warp = static_cast<int32_t>(threadIdx.x / 32);
     const int32_t q = lane % 4, r = lane / 4;
@@ -76,18 +80,18 @@ struct DecodeGateUp {
         __syncwarp();
       else
         cuda::ptx::named_barrier_sync(1 + share.gate_up_m, warps_k * 32);
-      epilogue(args, share, routing, at, first,
-               partials + (buffer * kDecodeWarps + (share.gate_up_m << args.gate_up_k_shift)) *
-                              kBatch * kPartials);
+      store_batch(at, first,
+                  partials + (buffer * kDecodeWarps + (share.gate_up_m << args.gate_up_k_shift)) *
+                                 kBatch * kPartials);
       at = group;
       buffer ^= 1;
     }
   }
 
-  // The warps' outputs of a batch of groups. Several lanes add the partials of one output.
-  __device__ static void epilogue(const DecodeArgs& args, const DecodeShare& share,
-                                  const DecodeRouting& routing, const DecodeGroup& first_group,
-                                  int32_t first, const float* partials) {
+  // Stores the outputs of a batch of groups, from the partials of the warps that share them.
+  // Several lanes add the partials of one output.
+  __device__ void store_batch(const DecodeGroup& first_group, int32_t first,
+                              const float* of_warps) const {
     constexpr int kOutputs = kBatch * kChannels * kColumns;
     const int32_t warps_m = gate_up_warps_m(args), warps_k = 1 << args.gate_up_k_shift;
     const int32_t thread = static_cast<int32_t>(threadIdx.x) & (warps_k * 32 - 1),
@@ -101,7 +105,7 @@ struct DecodeGateUp {
       float gate = 0, up = 0;
 #pragma unroll 1
       for (int32_t warp_k = adder; warp_k < warps_k; warp_k += adders) {
-        const float* const from = partials + (warp_k * kBatch + in_batch) * kPartials;
+        const float* const from = of_warps + (warp_k * kBatch + in_batch) * kPartials;
         if constexpr (kGated) gate += from[channel_of_group * kColumns + token];
         up += from[(channel_of_group + (kGated ? 8 : 0)) * kColumns + token];
       }
@@ -115,19 +119,16 @@ struct DecodeGateUp {
       DecodeGroup group = first_group;
       group.advance(args, share, in_batch * warps_m);
       const int32_t assignment = routing.rows[group.active][token];
-      if (assignment < 0) continue;
-      store(args, share, routing, group, channel_of_group, token, assignment, gate, up);
+      if (assignment >= 0)
+        store(group, group.group * kChannels + channel_of_group, token, assignment, gate, up);
     }
   }
 
-  __device__ static void store(const DecodeArgs& args, const DecodeShare& share,
-                               const DecodeRouting& routing, const DecodeGroup& group,
-                               int32_t channel_of_group, int32_t token, int32_t assignment,
-                               float gate, float up) {
+  __device__ void store(const DecodeGroup& group, int32_t channel, int32_t token,
+                        int32_t assignment, float gate, float up) const {
     constexpr float kFactor = Bf16Products::kAccumulatorFactor;
     const DecodePart& part = part_of(args, share, group.active);
     const DecodeScales& scales = routing.scales[group.active];
-    const int32_t channel = group.group * kChannels + channel_of_group;
     // a nonfinite token's rows are NaN
     const float scale =
         (routing.nonfinite_tokens >> token & 1) != 0 ? __uint_as_float(0x7FC00000u) : 1.0f;

@@ -100,10 +100,10 @@ using Gemm1EpilogueOf =
 // tiles. Both gather rows.
 template <size_t kIndex, class Epilogue>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
-    sm90_gemm1_either_kernel(const __grid_constant__ GemmArgs narrow,
-                             const __grid_constant__ GemmArgs wide,
-                             const __grid_constant__ Epilogue epilogue,
-                             const __grid_constant__ GatheredRows rows) {
+    sm90_gemm1_narrow_or_wide_kernel(const __grid_constant__ GemmArgs narrow,
+                                     const __grid_constant__ GemmArgs wide,
+                                     const __grid_constant__ Epilogue epilogue,
+                                     const __grid_constant__ GatheredRows rows) {
   if (lists_wide(narrow))
     gemm<GemmTraits<wide_of<kIndex>, true>>(wide, epilogue, rows);
   else

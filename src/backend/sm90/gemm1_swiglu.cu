@@ -45,7 +45,7 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   const KernelEntry& kernels = kernels_of(step, plan);
   const LaunchSite site = launch_site(step, plan);
   if (plan.wide >= 0)
-    return kernels.gemm1_either(site, args, args_of(plan.wide), params, {x, bytes});
+    return kernels.gemm1_narrow_or_wide(site, args, args_of(plan.wide), params, {x, bytes});
   switch (plan.rows) {
     case cuda::RowSource::kGathered: return kernels.gemm1(site, args, params, {x, bytes});
     case cuda::RowSource::kFusedRouting: {

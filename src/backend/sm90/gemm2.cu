@@ -41,7 +41,8 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
     return kernels.gemm2(site, args, params, gathered_rows);
   NVFP4_MOE_ASSIGN(const TmaRows rows, tma_rows(x, of.rows, bytes));
   if (plan.wide >= 0)
-    return kernels.gemm2_either(site, args, args_of(plan.wide), params, gathered_rows, rows);
+    return kernels.gemm2_narrow_or_wide(site, args, args_of(plan.wide), params, gathered_rows,
+                                        rows);
   return kernels.gemm2_tma(site, args, params, rows);
 }
 

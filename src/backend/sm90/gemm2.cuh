@@ -55,7 +55,7 @@ struct DownEpilogue : Gemm2Params {
 // The kernel of a narrow configuration that also contains a wide one, used if route lists wide
 // tiles. The narrow one gathers rows, the wide one copies them by TMA.
 template <size_t kIndex>
-__global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1) sm90_gemm2_either_kernel(
+__global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1) sm90_gemm2_narrow_or_wide_kernel(
     const __grid_constant__ GemmArgs narrow, const __grid_constant__ GemmArgs wide,
     const __grid_constant__ DownEpilogue<typename GemmTraits<kIndex>::Products> epilogue,
     const __grid_constant__ GatheredRows rows, const __grid_constant__ TmaRows tma_rows) {

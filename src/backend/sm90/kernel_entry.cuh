@@ -59,26 +59,27 @@ constexpr KernelEntry make_kernel_entry() {
 // The same with the wide configuration included, for activations with a gate. All other kernels are
 // those of the narrow one only.
 template <size_t kIndex>
-Status launch_gemm1_either(const LaunchSite& site, const GemmArgs& narrow, const GemmArgs& wide,
-                           const Gemm1Params& params, const GatheredRows& rows) {
+Status launch_gemm1_narrow_or_wide(const LaunchSite& site, const GemmArgs& narrow,
+                                   const GemmArgs& wide, const Gemm1Params& params,
+                                   const GatheredRows& rows) {
   using Traits = GemmTraits<kIndex>;
   using Epilogue = Gemm1EpilogueOf<Traits, true>;
   constexpr size_t kBytes =
       std::max(sizeof(Shared<Traits>), sizeof(Shared<GemmTraits<wide_of<kIndex>, true>>));
   Epilogue epilogue{};
   static_cast<Gemm1Params&>(epilogue) = params;
-  return cuda::launch<sm90_gemm1_either_kernel<kIndex, Epilogue>>(
+  return cuda::launch<sm90_gemm1_narrow_or_wide_kernel<kIndex, Epilogue>>(
       "gemm1_swiglu", site.ctas, Traits::kThreads, kBytes, site.stream, narrow, wide, epilogue,
       rows);
 }
 template <size_t kIndex>
-Status launch_gemm2_either(const LaunchSite& site, const GemmArgs& narrow, const GemmArgs& wide,
-                           const Gemm2Params& params, const GatheredRows& rows,
-                           const TmaRows& tma_rows) {
+Status launch_gemm2_narrow_or_wide(const LaunchSite& site, const GemmArgs& narrow,
+                                   const GemmArgs& wide, const Gemm2Params& params,
+                                   const GatheredRows& rows, const TmaRows& tma_rows) {
   using Traits = GemmTraits<kIndex>;
   constexpr size_t kBytes =
       std::max(sizeof(Shared<Traits>), sizeof(Shared<GemmTraits<wide_of<kIndex>>>));
-  return cuda::launch<sm90_gemm2_either_kernel<kIndex>>(
+  return cuda::launch<sm90_gemm2_narrow_or_wide_kernel<kIndex>>(
       "gemm2", site.ctas, Traits::kThreads, kBytes, site.stream, narrow, wide,
       DownEpilogue<typename Traits::Products>{params}, rows, tma_rows);
 }
@@ -88,8 +89,8 @@ constexpr KernelEntry make_kernel_entry_with_wide() {
   static_assert(GemmTraits<kIndex>::kThreads == GemmTraits<wide_of<kIndex>>::kThreads);
   KernelEntry entry{};
   entry.config = kIndex;
-  entry.gemm1_either = launch_gemm1_either<kIndex>;
-  entry.gemm2_either = launch_gemm2_either<kIndex>;
+  entry.gemm1_narrow_or_wide = launch_gemm1_narrow_or_wide<kIndex>;
+  entry.gemm2_narrow_or_wide = launch_gemm2_narrow_or_wide<kIndex>;
   return entry;
 }
 

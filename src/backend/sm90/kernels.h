@@ -32,10 +32,10 @@ struct KernelEntry {
   Status (*gemm2)(const LaunchSite&, const GemmArgs&, const Gemm2Params&, const GatheredRows&);
   Status (*gemm2_tma)(const LaunchSite&, const GemmArgs&, const Gemm2Params&, const TmaRows&);
   // For two configurations, the second one wide. route's list of tiles selects one of them.
-  Status (*gemm1_either)(const LaunchSite&, const GemmArgs&, const GemmArgs&, const Gemm1Params&,
-                         const GatheredRows&);
-  Status (*gemm2_either)(const LaunchSite&, const GemmArgs&, const GemmArgs&, const Gemm2Params&,
-                         const GatheredRows&, const TmaRows&);
+  Status (*gemm1_narrow_or_wide)(const LaunchSite&, const GemmArgs&, const GemmArgs&,
+                                 const Gemm1Params&, const GatheredRows&);
+  Status (*gemm2_narrow_or_wide)(const LaunchSite&, const GemmArgs&, const GemmArgs&,
+                                 const Gemm2Params&, const GatheredRows&, const TmaRows&);
   Status (*gemm2_requantize)(const LaunchSite&, const GemmArgs&, const Gemm2Params&,
                              const RequantizedRows&);
 };

@@ -174,8 +174,8 @@ def test_rows_that_nobody_would_add_up_are_an_error(methods):
 def test_router_weights_on_the_input_are_applied_once(methods):
     method, layer = made(methods, on_input=True, top_k=1)
     hidden, router_weights, ids = batch(top_k=1)
-    weighed = hidden * router_weights.bfloat16()
-    expected = reference(top_k=1).run(weighed, ids, torch.ones_like(router_weights))
+    scaled = hidden * router_weights.bfloat16()
+    expected = reference(top_k=1).run(scaled, ids, torch.ones_like(router_weights))
     assert torch.equal(run(method, layer, hidden, router_weights, ids), expected)
 
 

@@ -65,7 +65,7 @@ def test_searches_and_channel_weights_lower_the_error_that_they_are_asked_for():
 def test_tensor_scales_of_the_modes():
     assert nv.quantize(X, mode="static", tensor_scale=0.0011)[2] == 2.0**-9
     assert nv.quantize(X, mode="static", tensor_scale=2.0**-9)[2] == 2.0**-9
-    assert nv.quantize(X, mode="compat", tensor_scale=0.0011)[2] == np.float32(0.0011)
+    assert nv.quantize(X, mode="vllm_order", tensor_scale=0.0011)[2] == np.float32(0.0011)
     x = X.copy()
     x[2] = 0
     s, amax = nv.quantize(x, mode="dynamic_token")[2], np.abs(x.astype(np.float64)).max(1)
@@ -146,7 +146,7 @@ SIZES = {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 6
 ERRORS = {
     r"x: expected K \(cols\) to be a multiple of 16, got 5": lambda: nv.quantize(X[:, :5]),
     r"x: expected \(..., K\) bfloat16 .*, got \(6, 64\) float64 on cpu": lambda: nv.quantize(X.astype("d")),
-    'mode: expected one of weights, dynamic_token, static, compat, got "foo"': lambda: nv.quantize(X, mode="foo"),
+    'mode: expected one of weights, dynamic_token, static, vllm_order, got "foo"': lambda: nv.quantize(X, mode="foo"),
     'search: expected one of max, mse, sweep, got "min"': lambda: nv.quantize(X, search="min"),
     "channel_weights: expected search mse or sweep": lambda: nv.quantize(X, channel_weights=np.ones(64, "f")),
     "tensor_scale: mode static needs one": lambda: nv.quantize(X, mode="static"),

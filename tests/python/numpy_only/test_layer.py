@@ -139,7 +139,7 @@ def test_a_layer_tells_what_it_is():
     assert run["steps"].keys() == described["kernels"].keys() >= {"route", "gemm1_swiglu", "gemm2", "combine"}
     # An input scale may be an array over all experts, whose maximum counts.
     pair = (np.array([0.01, 0.02, 0.005], np.float32), 0.03)
-    static = opened(chosen=config(activation_scale="static", intermediate_scale="compat"), input_scale=pair)
+    static = opened(chosen=config(activation_scale="static", intermediate_scale="vllm_order"), input_scale=pair)
     assert static.describe()["activation_scale"] == {"hidden": 2.0**-5, "intermediate": pytest.approx(0.03)}
 
 

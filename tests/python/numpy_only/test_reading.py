@@ -56,7 +56,7 @@ def test_the_order_of_gate_and_up_is_the_callers(model, source, order):
         assert error(model, source, cache_directory=cache, gate_up_order=order) < 2e-2
     opened = nv.Checkpoint(str(source), gate_up_order=order)
     assert error(model, opened) < 2e-2
-    with pytest.raises(ValueError, match="expected neither with an open Checkpoint"):
+    with pytest.raises(ValueError, match="expected none with an open Checkpoint"):
         nv.MoeLayer.from_checkpoint(opened, 1, gate_up_order=order)
     nv.quantize_checkpoint(source, out, gate_up_order=order, share_gate_up_scale=False)
     assert error(model, out) < 2e-2
@@ -76,6 +76,25 @@ def test_a_tensor_that_no_format_has_is_refused_or_accepted(model, tmp_path):
     assert error(model, tmp_path, accept_tensors=["*.lora_A.weight"]) < 2e-2
     found = {finding["id"] for finding in nv.inspect(tmp_path, accept_tensors=["*"])["findings"]}
     assert "accepted_tensor" in found and "unknown_expert_tensor" not in found
+
+
+def test_an_unknown_model_type_is_read_as_the_callers_family(model, source):
+    shutil.copy(model[0] / "model.safetensors", source)
+    config = json.loads((model[0] / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "model_type": "some_new_moe"}))
+    with pytest.raises(nv.Unsupported, match=r"'some_new_moe' is not known; its files read as --family qwen3_moe \("):
+        nv.inspect(source)
+    cache, out = source.parent / "cache", source.parent / "out"
+    for _ in range(2):
+        assert error(model, source, family="qwen3_moe", cache_directory=cache) < 2e-2
+    found = {finding["id"]: finding for finding in nv.inspect(source, family="qwen3_moe")["findings"]}
+    assert found["read_as_family"]["severity"] == "warning"
+    with pytest.raises(ValueError, match="expected none with an open Checkpoint"):
+        nv.MoeLayer.from_checkpoint(nv.Checkpoint(str(source), family="qwen3_moe"), 1, family="qwen3_moe")
+    nv.quantize_checkpoint(source, out, family="qwen3_moe", share_gate_up_scale=False)
+    assert error(model, out, family="qwen3_moe") < 2e-2
+    with pytest.raises(ValueError, match="family: expected a known model type or family, got 'qwen9'"):
+        nv.inspect(source, family="qwen9")
 
 
 def test_the_index_decides_which_copy_is_read(model, source):

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "backend/cuda/device/outside_captures.h"
+#include "backend/cuda_driver.h"
 #include "core/fork.h"
 
 namespace nvfp4_moe::internal {
@@ -105,13 +106,24 @@ Result<uint64_t> capture_id(void* stream) {
 
 }  // namespace cuda
 
+CudaVersions cuda_versions() {
+  CudaVersions versions;
+  cudaRuntimeGetVersion(&versions.runtime);
+  cudaDriverGetVersion(&versions.driver);  // 0 without a driver
+  return versions;
+}
+
 Result<DeviceFacts> cuda_device_facts(int index) {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     cudaGetLastError();
     const bool forked = error == cudaErrorInitializationError && fork_count() > 0;
+    // CUDA's own text of this error is the same if there is no driver.
+    const std::string driver =
+        error == cudaErrorInsufficientDriver ? driver_problem(cuda_versions()) : "";
     return unsupported(
-        "device cuda:" + std::to_string(index) + ": " + cudaGetErrorString(error) +
+        "device cuda:" + std::to_string(index) + ": " +
+        (driver.empty() ? cudaGetErrorString(error) : driver) +
         (forked
              ? " (a child forked from a process that used CUDA cannot use it: start it with spawn)"
              : ""));

@@ -21,7 +21,7 @@ namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kScanThreads = 1024;  // handle one rank's tokens; the maximum
-constexpr int kPutWords = 256;
+constexpr int kWordsPerLaunch = 256;
 
 // ---- count and scan
 
@@ -144,9 +144,10 @@ __global__ void __launch_bounds__(kPacketThreads, 6) pack_packets(PackPackets ca
 }
 
 struct Words {
-  int32_t values[kPutWords];
+  int32_t values[kWordsPerLaunch];
 };
-__global__ void __launch_bounds__(kPutWords) put_words(Words words, int32_t count, int32_t* to) {
+__global__ void __launch_bounds__(kWordsPerLaunch)
+    write_words_kernel(Words words, int32_t count, int32_t* to) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   if (static_cast<int32_t>(threadIdx.x) < count) to[threadIdx.x] = words.values[threadIdx.x];
@@ -180,20 +181,21 @@ Status pack(int device, const PackPackets& call, void* stream) {
                               0, stream, call);
 }
 
-Status put(int device, const int32_t* values, int64_t count, int32_t* to, void* stream) {
+Status write_words(int device, const int32_t* values, int64_t count, int32_t* to, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  for (int64_t first = 0; first < count; first += kPutWords) {
-    const auto words = static_cast<int32_t>(std::min<int64_t>(kPutWords, count - first));
+  for (int64_t first = 0; first < count; first += kWordsPerLaunch) {
+    const auto words = static_cast<int32_t>(std::min<int64_t>(kWordsPerLaunch, count - first));
     Words part{};
     std::copy_n(values + first, words, part.values);
-    NVFP4_MOE_TRY(
-        launch<put_words>("put_words", 1u, kPutWords, 0, stream, part, words, to + first));
+    NVFP4_MOE_TRY(launch<write_words_kernel>("write_words", 1u, kWordsPerLaunch, 0, stream, part,
+                                             words, to + first));
   }
   return {};
 }
 
-constexpr DevicePackets kPackets = {count, scan_tokens, pack, take_packets, pack_rows, put};
+constexpr DevicePackets kPackets = {count,          scan_tokens, pack,
+                                    unpack_packets, pack_rows,   write_words};
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::cuda

@@ -5,7 +5,8 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-Status take_packets(const StepContext& expert, const LayerSteps& steps, const TakePackets& call);
+Status unpack_packets(const StepContext& expert, const LayerSteps& steps,
+                      const UnpackPackets& call);
 Status pack_rows(int device, const PackRows& call, void* stream);
 
 }  // namespace nvfp4_moe::internal::cuda

@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kTokenThreads)
 bool pushes_tokens(const StepContext& source, const LayerSteps& steps) {
   const QuantizeKernel kernel = source.plan->hidden.kernel;
   return steps.counters != nullptr && source.batch.tokens > 0 &&
-         source.batch.hidden_dtype == DType::kBf16 && !source.plan->weighs_hidden &&
+         source.batch.hidden_dtype == DType::kBf16 && !source.plan->scale_hidden &&
          source.batch.tokens <= kWaitingCtas &&
          (kernel == QuantizeKernel::kVec8Cta || kernel == QuantizeKernel::kRound);
 }

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kRankThreads) sum_kernel(SumOfRanks call) {
 // the word first. The word is in host memory and slow to read, so each CTA reads it once, and there
 // are few CTAs.
 template <DType kType>
-__global__ void __launch_bounds__(kRankThreads) check_kernel(CheckSum call) {
+__global__ void __launch_bounds__(kRankThreads) check_reduced_kernel(CheckReduced call) {
   __shared__ bool failed;
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
@@ -113,21 +113,24 @@ Status sum_of_ranks(int device, const SumOfRanks& call, void* stream) {
   }
 }
 
-Status check_sum(int device, const CheckSum& call, void* stream) {
+Status check_reduced(int device, const CheckReduced& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   auto* const queue = static_cast<cudaStream_t>(stream);
   NVFP4_MOE_TRY(
-      check(cudaMemsetAsync(call.nonfinite, 0, sizeof(*call.nonfinite), queue), "check_sum"));
+      check(cudaMemsetAsync(call.nonfinite, 0, sizeof(*call.nonfinite), queue), "check_reduced"));
   if (call.count == 0) return {};
   const unsigned ctas = std::min(ctas_of(call.count / kRankElements), kCheckCtas);
   switch (call.dtype) {
     case DType::kF32:
-      return launch<check_kernel<DType::kF32>>("check_sum", ctas, kRankThreads, 0, stream, call);
+      return launch<check_reduced_kernel<DType::kF32>>("check_reduced", ctas, kRankThreads, 0,
+                                                       stream, call);
     case DType::kF16:
-      return launch<check_kernel<DType::kF16>>("check_sum", ctas, kRankThreads, 0, stream, call);
+      return launch<check_reduced_kernel<DType::kF16>>("check_reduced", ctas, kRankThreads, 0,
+                                                       stream, call);
     default:
-      return launch<check_kernel<DType::kBf16>>("check_sum", ctas, kRankThreads, 0, stream, call);
+      return launch<check_reduced_kernel<DType::kBf16>>("check_reduced", ctas, kRankThreads, 0,
+                                                        stream, call);
   }
 }
 
@@ -171,7 +174,7 @@ Status on_device(int device, Status (*body)(void* argument), void* argument) {
 
 constexpr DeviceRanks kRanks = {slots_of_ids,
                                 sum_of_ranks,
-                                check_sum,
+                                check_reduced,
                                 set_event,
                                 event_reached,
                                 drop_event,

@@ -262,7 +262,8 @@ __device__ inline Selected look_up(const SelectExperts& call, int64_t t) {
 
 // kByLogits: experts were chosen by the keys of their logits.
 template <bool kByLogits>
-__device__ float weigh(const SelectExperts& call, const void* row, const Selected& selected) {
+__device__ float router_weight(const SelectExperts& call, const void* row,
+                               const Selected& selected) {
   const RouterConfig& config = call.config;
   const bool chosen = selected.expert >= 0;
   float x = 0.0f;
@@ -314,8 +315,8 @@ __device__ void select_token(const SelectExperts& call, int64_t token, bool vect
 #else  // with both variants ptxas 13.0 would use the stack, so logits are read again
   const bool by_logits = false;
 #endif
-  const float weight =
-      by_logits ? weigh<true>(call, row, selected) : weigh<false>(call, row, selected);
+  const float weight = by_logits ? router_weight<true>(call, row, selected)
+                                 : router_weight<false>(call, row, selected);
   if (lane >= call.config.top_k) return;
   const int64_t i = token * call.config.top_k + lane;
   if (call.ids_dtype == DType::kI64)

@@ -41,7 +41,7 @@ struct CombineArgs {
   const float* shared_weights;       // (T), or null
   void* out;                         // (T, H)
   int64_t tokens, top_k, hidden;
-  bool weigh;  // false: the rows are already weighted
+  bool multiply_by_weight;  // false: the rows are already weighted
 };
 
 // Arguments of the extra CTAs, which add up counts.
@@ -235,8 +235,8 @@ __global__ void __launch_bounds__(kTokenThreads, kAwaited ? 3 : 0)
         if (assignments.rows[i] < 0) continue;
 #pragma unroll
         for (int c = 0; c < kChannels; ++c)
-          acc[c] = args.weigh ? fmaf(assignments.weights[i], read[i].value(c), acc[c])
-                              : acc[c] + read[i].value(c);
+          acc[c] = args.multiply_by_weight ? fmaf(assignments.weights[i], read[i].value(c), acc[c])
+                                           : acc[c] + read[i].value(c);
       }
     }
     if (args.shared_rows != nullptr) {
@@ -328,7 +328,7 @@ Status combine(const StepContext& step) {
   args.shared_rows = step.buffers.shared.experts > 0 ? step.buffers.shared.rows_out : nullptr;
   args.row_of_assignment = step.buffers.row_of_assignment;
   args.weights = batch.topk_weights;
-  args.weigh = config->router_weight == RouterWeight::kAfterDown;
+  args.multiply_by_weight = config->router_weight == RouterWeight::kAfterDown;
   args.shared_weights = batch.shared_weights;
   args.out = batch.out;
   args.tokens = batch.tokens;

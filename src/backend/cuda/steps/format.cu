@@ -83,8 +83,8 @@ __device__ bool quantize_row_of(int64_t count, const At& at, RowScalePolicy poli
     }
     float x[kBlock];
     at(block * kBlock, x);
-    if (policy == RowScalePolicy::kCompat)
-      quantize_activations(x, CompatRule{1.0f / scale}, codes, block_scales, block);
+    if (policy == RowScalePolicy::kVllmOrder)
+      quantize_activations(x, VllmOrderRule{1.0f / scale}, codes, block_scales, block);
     else
       quantize_activations(x, PowerOfTwoRule{1.0f / scale}, codes, block_scales, block);
   }
@@ -369,7 +369,7 @@ Status quantize(int device, const DeviceQuantize& call, void* queue) {
   }
   const RowScalePolicy policy =
       call.how == DeviceQuantizer::kDynamicToken ? RowScalePolicy::kDynamic
-      : call.how == DeviceQuantizer::kCompat     ? RowScalePolicy::kCompat
+      : call.how == DeviceQuantizer::kVllmOrder  ? RowScalePolicy::kVllmOrder
                                                  : RowScalePolicy::kPowerOfTwo;
   if (policy != RowScalePolicy::kDynamic)
     format_set_scale<<<1, 1, 0, stream>>>(call.scales, call.tensor_scale);

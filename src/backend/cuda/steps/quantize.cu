@@ -153,7 +153,7 @@ Status launch_requantize(const StepContext& step, const QuantizePlan& plan, cons
 Status quantize(const StepContext& step) {
   if (step.batch.tokens == 0) return {};
   RowArgs args = hidden_args(step, step.buffers.routed);
-  if (step.buffers.shared.experts == 0 || step.plan->weighs_hidden)
+  if (step.buffers.shared.experts == 0 || step.plan->scale_hidden)
     args.row_of_assignment = step.buffers.row_of_assignment;
   args.top_k = step.weights.config->top_k;
   return launch_hidden(step, step.plan->hidden, args);

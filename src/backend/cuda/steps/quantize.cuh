@@ -40,7 +40,7 @@ struct PowerOfTwoRule {
   __device__ float factor(float) const { return inverse; }
   __device__ float boundary_scale(float v) const { return v; }
 };
-struct CompatRule {
+struct VllmOrderRule {
   float encode;  // 1 / input_scale
   __device__ float scale_of(float amax) const { return encode * (amax * (1.0f / 6.0f)); }
   __device__ float factor(float v) const { return 1.0f / (v * (1.0f / encode)); }
@@ -199,8 +199,8 @@ __device__ void quantize_row(const RowArgs& args, int64_t row, bool has_row) {
   if (!begin_row<Vec>(args, row, amax, OperandRow<Vec>(args, row), ThreadGroup::cta())) return;
   if constexpr (std::is_same_v<Vec, E4m3Vec8>)
     quantize_blocks<kType, Vec>(args, row, E4m3Rule{args.rule.inverse_of(amax)});
-  else if (args.policy == RowScalePolicy::kCompat)
-    quantize_blocks<kType, Vec>(args, row, CompatRule{args.rule.inverse});
+  else if (args.policy == RowScalePolicy::kVllmOrder)
+    quantize_blocks<kType, Vec>(args, row, VllmOrderRule{args.rule.inverse});
   else
     quantize_blocks<kType, Vec>(args, row, PowerOfTwoRule{args.rule.inverse_of(amax)});
 }
@@ -272,14 +272,14 @@ inline bool is_fp8(const StepContext& step) {
 inline RowArgs hidden_args(const StepContext& step, const PartBuffers& part) {
   const MoeConfig& config = step.weights.config;
   RunStatus& status = *step.buffers.status;
-  const bool weighed = step.plan->weighs_hidden && &part == &step.buffers.routed;
+  const bool scaled = step.plan->scale_hidden && &part == &step.buffers.routed;
   const Scratch scratch(step);
   RowArgs args{};
-  args.x = weighed ? step.buffers.weighted_hidden : step.batch.hidden;
+  args.x = scaled ? step.buffers.weighted_hidden : step.batch.hidden;
   args.k = config->hidden_size;
   args.policy =
       config->activation_scale == ActivationScale::kDynamicToken ? RowScalePolicy::kDynamic
-      : config->activation_scale == ActivationScale::kCompat     ? RowScalePolicy::kCompat
+      : config->activation_scale == ActivationScale::kVllmOrder  ? RowScalePolicy::kVllmOrder
                                                                  : RowScalePolicy::kPowerOfTwo;
   args.rule = RowScaleRule(args.policy, config->activation_format,
                            resolve_activation_scales(config, step.weights.scales)->hidden);
@@ -289,9 +289,9 @@ inline RowArgs hidden_args(const StepContext& step, const PartBuffers& part) {
   args.operand_kind = step.plan->operand;
   args.counters = {&status.nonfinite_tokens, &status.hidden_blocks, &status.hidden_saturated,
                    &status.hidden_zeroed};
-  // A token counts once: through the shared expert's hidden, and in `weigh` for tokens that this
-  // misses.
-  if (weighed && step.buffers.shared.experts > 0) args.counters.nonfinite = scratch.discarded_count;
+  // A token counts once: through the shared expert's hidden, and in `scale_hidden` for tokens that
+  // this misses.
+  if (scaled && step.buffers.shared.experts > 0) args.counters.nonfinite = scratch.discarded_count;
   return args;
 }
 
@@ -305,7 +305,7 @@ inline RowArgs intermediate_args(const StepContext& step, const PartBuffers& par
   args.k = part.intermediate_size;
   args.policy =
       config->intermediate_scale == IntermediateScale::kDynamicToken ? RowScalePolicy::kDynamic
-      : config->intermediate_scale == IntermediateScale::kCompat     ? RowScalePolicy::kCompat
+      : config->intermediate_scale == IntermediateScale::kVllmOrder  ? RowScalePolicy::kVllmOrder
                                                                      : RowScalePolicy::kPowerOfTwo;
   args.rule = RowScaleRule(args.policy, config->activation_format,
                            resolve_activation_scales(config, step.weights.scales)->intermediate);

@@ -20,7 +20,7 @@ namespace nvfp4_moe::internal::cuda {
 inline constexpr int kRowWarps = kRowThreads / 32;
 inline constexpr int kBlock = 16;
 
-enum class RowScalePolicy : int { kDynamic, kPowerOfTwo, kCompat };
+enum class RowScalePolicy : int { kDynamic, kPowerOfTwo, kVllmOrder };
 
 inline constexpr uint32_t kNvfp4RangeBits = 0x45280000u;  // 2688
 // Exponent of the smallest power of two s with amax <= range s; 0 for a row of zeros. range: fp32

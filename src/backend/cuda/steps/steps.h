@@ -13,7 +13,7 @@ Status route(const StepContext& step, int32_t* cleared);
 // on_input, between route and quantize: writes weighted_hidden of the tokens that have a row. If a
 // shared expert multiplies the unweighted hidden, it counts tokens that only the weight makes
 // nonfinite.
-Status weigh(const StepContext& step);
+Status scale_hidden(const StepContext& step);
 // Writes routed.hidden, which is also shared.hidden except under on_input.
 Status quantize(const StepContext& step);
 // Writes shared.hidden under on_input.

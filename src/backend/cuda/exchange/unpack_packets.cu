@@ -21,10 +21,10 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-// ---- take
+// ---- unpack
 
 struct TakeArgs {
-  TakePackets call;
+  UnpackPackets call;
   RowArgs rows;  // for the expert rank's hidden
   int64_t packets;
 };
@@ -75,7 +75,7 @@ __device__ void take_activations(const RowArgs& rows, const std::byte* packet, i
 
 // Checks the headers of all messages with one warp. An impossible header is reported as a wrong
 // packet.
-__device__ void check_headers(const TakePackets& call) {
+__device__ void check_headers(const UnpackPackets& call) {
   int32_t most = -1;
   uint32_t pair = 0;  // source rank << 16 | expert rank
   for (int64_t source = thread_of_cta(); source < call.layout.world; source += 32) {
@@ -103,7 +103,7 @@ __device__ void check_headers(const TakePackets& call) {
 // The source rank of a packet, and the range of its message's rows among all rows.
 struct Source {
   int64_t rank, first_row, end_row;
-  __device__ Source(const TakePackets& call, int64_t packet) {
+  __device__ Source(const UnpackPackets& call, int64_t packet) {
     const int64_t world = call.layout.world;
     const int32_t* const bounds = call.bounds;
     int64_t low = 0, high = world - 1;  // the last rank whose first packet is not after this one
@@ -128,7 +128,7 @@ struct Received {
 
   // Called by any thread. With peer memory the packet is complete only after came_over_peers
   // returns true.
-  __device__ Received(const TakePackets& call, int64_t index) {
+  __device__ Received(const UnpackPackets& call, int64_t index) {
     const PacketFormat& packet = call.layout.packet;
     if (call.peers.packet_stride > 0) {
       const int source = source_of(call, index);
@@ -143,13 +143,13 @@ struct Received {
     first_row = source.first_row + *reinterpret_cast<const int32_t*>(at + packet.first_row_at);
     end_row = first_row < source.first_row ? first_row : source.end_row;
   }
-  __device__ static int source_of(const TakePackets& call, int64_t index) {
+  __device__ static int source_of(const UnpackPackets& call, int64_t index) {
     int source = 0;
     while (call.peers.first_of_source[source + 1] <= index) ++source;
     return source;
   }
   // Waits for the packet's flag. Called by one thread.
-  __device__ bool came_over_peers(const TakePackets& call, int64_t index) const {
+  __device__ bool came_over_peers(const UnpackPackets& call, int64_t index) const {
     if (flag == nullptr) return true;
     const uint32_t awaited = flag_of_packets(call.wait.control);
     return wait_for_rank(
@@ -163,7 +163,7 @@ struct OwnSlots {
   const int32_t* slots;
   int32_t own = 0;
   bool wrong;
-  __device__ OwnSlots(const TakePackets& call, const Received& packet)
+  __device__ OwnSlots(const UnpackPackets& call, const Received& packet)
       : slots(reinterpret_cast<const int32_t*>(packet.at + call.layout.packet.slots_at)) {
     int32_t others = 0;
     const int32_t first = static_cast<int32_t>(call.range.first),
@@ -179,7 +179,7 @@ struct OwnSlots {
 
 // Copies the packet's slots to the expert rank's batch. Each of `step` threads copies every step-th
 // slot, starting at `lane`. All become -1 if the packet is wrong or late.
-__device__ void take_slots(const TakePackets& call, const Received& packet, const OwnSlots& slots,
+__device__ void take_slots(const UnpackPackets& call, const Received& packet, const OwnSlots& slots,
                            bool came, int64_t index, int64_t lane, int64_t step) {
   const PacketFormat& layout = call.layout.packet;
   const int32_t first = static_cast<int32_t>(call.range.first),
@@ -204,7 +204,7 @@ __device__ void take_slots(const TakePackets& call, const Received& packet, cons
 // Copies all slots of few packets to the expert rank's batch, one per thread, so that reads
 // overlap. Returns whether any packet is wrong or late; then take_slots must do it. Called by a
 // CTA; peer memory only.
-__device__ bool take_all_slots(const TakePackets& call, int64_t packets) {
+__device__ bool take_all_slots(const UnpackPackets& call, int64_t packets) {
   const PacketFormat& layout = call.layout.packet;
   const auto top_k = static_cast<int32_t>(layout.top_k),
              count = static_cast<int32_t>(packets) * top_k;
@@ -230,9 +230,9 @@ __device__ bool take_all_slots(const TakePackets& call, int64_t packets) {
 // gemm1, whose CTAs occupy every multiprocessor, starts only when all packets have arrived.
 template <ActivationFormat kFormat, bool kRoutes>
 __global__ void __launch_bounds__(kRoutes ? kRouteLargeThreads : kPacketThreads, kRoutes ? 1 : 8)
-    take_packets_kernel(TakeArgs args, const __grid_constant__ RouteArgs route) {
+    unpack_packets_kernel(TakeArgs args, const __grid_constant__ RouteArgs route) {
   extern __shared__ uint4 route_shared[];
-  const TakePackets& call = args.call;
+  const UnpackPackets& call = args.call;
   const bool peers = call.peers.packet_stride > 0;
   if (!peers) {
     ptx::grid_dependency_wait();
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kRoutes ? kRouteLargeThreads : kPacketThreads,
 // Waits for the first packet of each source rank. If a packet is late, the CTA that takes it
 // detects that again without delay.
 __global__ void __launch_bounds__(32)
-    await_packets_kernel(const __grid_constant__ TakePackets call) {
+    await_packets_kernel(const __grid_constant__ UnpackPackets call) {
   const auto source = static_cast<int>(threadIdx.x);
   if (source < call.layout.world &&
       call.peers.first_of_source[source] < call.peers.first_of_source[source + 1])
@@ -300,7 +300,8 @@ __global__ void __launch_bounds__(kPacketThreads, 8) pack_rows_kernel(PackRows c
 
 }  // namespace
 
-Status take_packets(const StepContext& expert, const LayerSteps& steps, const TakePackets& call) {
+Status unpack_packets(const StepContext& expert, const LayerSteps& steps,
+                      const UnpackPackets& call) {
   if (expert.batch.tokens == 0) return {};
   const DeviceGuard guard(expert.weights.device);
   NVFP4_MOE_TRY(guard.status());
@@ -317,14 +318,14 @@ Status take_packets(const StepContext& expert, const LayerSteps& steps, const Ta
     NVFP4_MOE_TRY(launch<await_packets_kernel>("await_packets", 1u, 32, 0, expert.stream, call));
   const auto launch_as = [&]<ActivationFormat kFormat>() {
     if (!routes)
-      return launch<take_packets_kernel<kFormat, false>>("take_packets", packets, kPacketThreads, 0,
-                                                         expert.stream, args, RouteArgs{});
+      return launch<unpack_packets_kernel<kFormat, false>>(
+          "unpack_packets", packets, kPacketThreads, 0, expert.stream, args, RouteArgs{});
     const dim3 threads(kPacketThreads, static_cast<unsigned>(plan.threads / kPacketThreads));
-    return launch<take_packets_kernel<kFormat, true>>("take_packets", 1 + packets, threads,
-                                                      plan.shared_bytes, expert.stream, args,
-                                                      route_args(expert, steps.counters(expert)));
+    return launch<unpack_packets_kernel<kFormat, true>>("unpack_packets", 1 + packets, threads,
+                                                        plan.shared_bytes, expert.stream, args,
+                                                        route_args(expert, steps.counters(expert)));
   };
-  const auto take = [&] {
+  const auto unpack = [&] {
     switch (config->activation_format) {
       case ActivationFormat::kNvfp4:
         return launch_as.template operator()<ActivationFormat::kNvfp4>();
@@ -332,7 +333,7 @@ Status take_packets(const StepContext& expert, const LayerSteps& steps, const Ta
       default: return launch_as.template operator()<ActivationFormat::kBf16>();
     }
   };
-  NVFP4_MOE_TRY(take());
+  NVFP4_MOE_TRY(unpack());
   return routes ? Status() : steps.route(expert);
 }
 

@@ -1,4 +1,4 @@
-// weigh: hidden (T, H), topk_weights (T) -> weighted_hidden (T, H), in hidden's dtype.
+// scale_hidden: hidden (T, H), topk_weights (T) -> weighted_hidden (T, H), in hidden's dtype.
 //
 // The weight is rounded to hidden's dtype, and the product is rounded once to it, so quantize can
 // take the result like any hidden. One CTA per token; only tokens that have a row are read and
@@ -13,7 +13,7 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-struct WeighArgs {
+struct ScaleHiddenArgs {
   const void* hidden;                // (T, k)
   const float* weights;              // (T)
   const int32_t* row_of_assignment;  // (T), -1: no row
@@ -24,7 +24,7 @@ struct WeighArgs {
 };
 
 template <DType kType>
-__global__ void __launch_bounds__(kRowThreads) weigh_rows(WeighArgs args) {
+__global__ void __launch_bounds__(kRowThreads) scale_hidden_rows(ScaleHiddenArgs args) {
   constexpr int kCount = 8, kBytes = kCount * (kType == DType::kF32 ? 4 : 2),
                 kVectors = kBytes / 16;
   ptx::grid_dependency_wait();
@@ -60,9 +60,9 @@ __global__ void __launch_bounds__(kRowThreads) weigh_rows(WeighArgs args) {
 
 }  // namespace
 
-Status weigh(const StepContext& step) {
+Status scale_hidden(const StepContext& step) {
   const Batch& batch = step.batch;
-  WeighArgs args{};
+  ScaleHiddenArgs args{};
   args.hidden = batch.hidden;
   args.weights = batch.topk_weights;
   args.row_of_assignment = step.buffers.row_of_assignment;
@@ -76,10 +76,14 @@ Status weigh(const StepContext& step) {
   const int threads = row_threads(args.k);
   switch (batch.hidden_dtype) {
     case DType::kF32:
-      return launch<weigh_rows<DType::kF32>>("weigh", ctas, threads, 0, step.stream, args);
+      return launch<scale_hidden_rows<DType::kF32>>("scale_hidden", ctas, threads, 0, step.stream,
+                                                    args);
     case DType::kF16:
-      return launch<weigh_rows<DType::kF16>>("weigh", ctas, threads, 0, step.stream, args);
-    default: return launch<weigh_rows<DType::kBf16>>("weigh", ctas, threads, 0, step.stream, args);
+      return launch<scale_hidden_rows<DType::kF16>>("scale_hidden", ctas, threads, 0, step.stream,
+                                                    args);
+    default:
+      return launch<scale_hidden_rows<DType::kBf16>>("scale_hidden", ctas, threads, 0, step.stream,
+                                                     args);
   }
 }
 

@@ -1,0 +1,95 @@
+"""Shows whether this installation works: the build, backends, a self-test, engines, and what is missing.
+
+    python -m nvfp4_moe [--verbose | --json]
+
+`nvfp4-moe doctor` of the command line does the same, and also tests layers on GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from typing import Any
+
+import numpy as np
+
+from . import CheckFailed, Error, MoeConfig, MoeLayer, __version__, _core, engines, explain
+
+_FORMATS = ("nvfp4", "bf16", "int8_block", "fp8")
+_OPTIONS: dict[str, Any] = dict(num_experts=8, top_k=2, hidden_size=64, intermediate_size=32)
+
+
+def _self_test() -> tuple[int, list[str]]:
+    """Runs a tiny layer in every format on every backend that takes it on the host. The library compares each run with
+    the reference. Returns the number of layers, and one sentence for each that differs."""
+    random = np.random.default_rng(1)
+    gate, up, down = (random.standard_normal((8, *size), "f4") for size in ((32, 64), (32, 64), (64, 32)))
+    hidden, ids = random.standard_normal((5, 64), "f4"), random.permuted(np.tile(np.arange(8), (5, 1)), axis=1)[:, :2]
+    tested, failed = 0, []
+    os.environ["NVFP4_MOE_CHECK"] = "1"  # read when a layer is opened; this process ends with the report
+    for activations in _FORMATS:
+        config = MoeConfig(**_OPTIONS, activation_format=activations)
+        for row in explain({**_OPTIONS, "activation_format": activations}):
+            if not row["supported"] or row["backend"] == "reference":
+                continue
+            tested += 1
+            layer = MoeLayer.from_bf16(config, gate=gate, up=up, down=down, backend=row["backend"], max_tokens=8)
+            try:
+                layer.run(hidden, np.ascontiguousarray(ids), np.full((5, 2), 0.5, "f4"))
+            except CheckFailed as error:
+                failed.append(f"{activations} on {row['backend']}: {error}")
+    return tested, failed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the report. Returns 1 if the self-test fails, 2 if an environment variable is wrong, else 0.
+
+    With --json it is {"version", "build", "python", "backends", "self_test": {"tested", "failed"}, "engines",
+    "missing"}.
+    """
+    parser = argparse.ArgumentParser(prog="python -m nvfp4_moe", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--verbose", action="store_true", help="also show each engine, and why backends do not run here"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    asked = parser.parse_args(arguments)
+    try:
+        here, rows = _core.readiness(), engines.report()
+        tested, failed = _self_test()
+    except Error as error:  # NVFP4_MOE_BACKEND and the like
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    missing = [*here["missing"], *engines.missing(rows)]
+    if asked.json:
+        report = {
+            "version": __version__,
+            "build": here["build"],
+            "python": sys.executable,
+            "backends": here["backends"],
+            "self_test": {"tested": tested, "failed": failed},
+            "engines": engines.summary(rows),
+            "missing": missing,
+        }
+        print(json.dumps(report, indent=1))
+        return 1 if failed else 0
+    facts = [
+        ("version", f"nvfp4_moe {__version__}, {here['build']}; Python {platform.python_version()}"),
+        ("backends", here["backends"]),
+        ("test", f"{tested - len(failed)} of {tested} tiny layers agree with the reference"),
+        *(("FAILED", f"{one}: do not trust results of this build on this machine") for one in failed),
+        ("engines", f"{engines.summary(rows)} (in {sys.executable})"),
+        *(("missing", one) for one in missing or ["nothing"]),
+    ]
+    if asked.verbose:
+        facts += [("engine", f"{row.name:<13} {row.version or '--':<12} {row.note}") for row in rows]
+        facts += [("backend", f"{row['backend']:<14} {row['reason']}") for row in explain(_OPTIONS)]
+    for label, text in facts:
+        print(f"{label:<8}  {text}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+// A model type that is not known: the rules that the caller names for it
+// (CheckpointOptions::family), and the advice which to name. Private to src/checkpoint.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/model_types.h"
+#include "io/json_strict.h"
+
+namespace nvfp4_moe::internal {
+
+inline constexpr std::string_view kUnknownModelType = "unknown_model_type";  // a finding's id
+
+// The rules of a model type, or of a family if all of its model types have the same.
+Result<const ModelRow*> rules_of_family(std::string_view family);
+
+// Refuses, by name, a field that may change what the experts compute and that the rules do not
+// read. config: the language model's part.
+Status check_unread_fields(const Json& config, const ModelRow& row);
+
+// How the files of an unknown model type could be read: one sentence for an error message. Tries
+// the rules of every known model type. They must explain all experts' names and all shapes.
+std::string advise_family(const TensorIndex& index, std::string_view config_json,
+                          std::string_view hf_quant_json);
+
+}  // namespace nvfp4_moe::internal

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: add the generated reference pages, and the files outside docs/ that pages link to.
+"""Hooks of MkDocs: add the version, the generated reference pages, and the files outside docs/ that pages link to.
 
 Links in a page are those of the repository, so that they work there too. In the site they lead to the site's copy: a
 page for a Markdown file, else the file itself. A folder is only named.
@@ -41,6 +41,13 @@ def generated():
     yield "reference/cpp-api.md", cpp_page(cpp_header)
     yield "reference/python-api.md", python_page(Api(BUILT / "python/nvfp4_moe/_core.pyi"))
     yield "reference/cli-options.md", cli_page(help_of(str(BUILT / "cli/nvfp4-moe")))
+
+
+def on_config(config):
+    """Writes the version at the foot of each page."""
+    version = re.search(r"project\(nvfp4_moe VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
+    config.copyright = f"{config.site_name} {version}, {config.copyright}"
+    return config
 
 
 def on_files(files, config):

@@ -1,0 +1,165 @@
+"""./dev release: what it refuses, its bill of materials, and the same bytes from two folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import build_wheels  # conftest puts tools/release/ on the path
+import pytest
+import release
+import sbom
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTICES = (ROOT / "THIRD_PARTY_NOTICES.txt").read_text()
+CHANGELOG = """# Changelog
+
+## [0.2.0] - unreleased
+
+Not yet.
+
+## [0.1.0] - 2026-01-31
+
+- Reads [GGUF](docs/reference/checkpoints.md), see [the format](https://example.org/format).
+
+## [0.0.9] - 2025-12-31
+
+Older.
+"""
+# Stands for the real verbs: a file with what a build would take from its environment, and from its folder if it may.
+DEV = """#!/bin/sh
+verb_wheel() {
+  mkdir -p dist
+  echo "$SOURCE_DATE_EPOCH $TZ $PYTHONHASHSEED $DEBFULLNAME $(cat input)" >dist/nvfp4_moe-0.1.0.tar.gz
+  echo "${CXXFLAGS#*=$PWD}" "$CUDACXX" >dist/nvfp4_moe-0.1.0-cp311.whl
+}
+"verb_$1"
+"""
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """A repository with all that release() reads, and stand-ins for ./dev and the linters."""
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    files = {"CMakeLists.txt": "project(nvfp4_moe VERSION 0.1.0)", "CHANGELOG.md": CHANGELOG, "dev": DEV, "input": "1"}
+    for name, text in {**files, "THIRD_PARTY_NOTICES.txt": NOTICES, ".gitignore": "build/\ndist/\n"}.items():
+        (folder / name).write_text(text)
+    (folder / "dev").chmod(0o755)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "all")
+    monkeypatch.setattr(release, "ROOT", folder)
+    monkeypatch.setattr(release, "lint", lambda: None)
+    monkeypatch.setattr(release, "validate", lambda bom: None)
+    return folder
+
+
+def run(tree: Path, version: str = "0.1.0", **options: bool) -> Path:
+    release.release(version, tree / "dist", **{"cpu": True, "rehearse": False, **options})
+    return tree / "dist"
+
+
+def test_two_folders_give_the_same_files_and_the_sums_hold(tree, tmp_path, monkeypatch, capfd):
+    first = run(tree)
+    assert "no *.deb: ./dev has no verb package" in capfd.readouterr().err
+    names = ["RELEASE_NOTES.md", "nvfp4_moe-0.1.0-cp311.whl", "nvfp4_moe-0.1.0.cdx.json", "nvfp4_moe-0.1.0.tar.gz"]
+    assert sorted(path.name for path in first.iterdir()) == sorted([*names, "SHA256SUMS"])
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=first, check=True)
+    other = tmp_path / "another place"
+    shutil.copytree(tree, other, ignore=shutil.ignore_patterns("dist", "build"))
+    monkeypatch.setattr(release, "ROOT", other)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert (run(other) / "SHA256SUMS").read_text() == (first / "SHA256SUMS").read_text()
+    (other / "input").write_text("2")
+    git(other, "commit", "-q", "-a", "-m", "another input")
+    shutil.rmtree(other / "dist")
+    assert (run(other) / "SHA256SUMS").read_text() != (first / "SHA256SUMS").read_text()
+    with pytest.raises(release.Refused, match="expected an empty folder"):
+        run(other)
+
+
+def test_refuses_what_is_no_release(tree, monkeypatch):
+    for version, message in (
+        ("0.1.1", "version: expected 0.1.0, as in CMakeLists.txt, got 0.1.1"),
+        ("0.1", "got 0.1$"),
+    ):
+        with pytest.raises(release.Refused, match=message):
+            run(tree, version)
+    (tree / "new.txt").write_text("")
+    with pytest.raises(release.Refused, match=r"no changed or untracked files, got 1: \?\? new.txt"):
+        run(tree)
+    (tree / "new.txt").unlink()
+    monkeypatch.setattr(release, "STEPS", {"wheel": ("*.deb",)})
+    with pytest.raises(release.Refused, match=r"./dev wheel: expected dist/\*.deb, found no such file"):
+        run(tree)
+    shutil.rmtree(tree / "dist")
+    monkeypatch.setenv("PATH", os.path.dirname(shutil.which("git")))
+    monkeypatch.setattr(release.shutil, "which", lambda name: None)
+    with pytest.raises(release.Refused, match="nvcc: expected on PATH"):
+        run(tree, cpu=False)
+
+
+def test_notes_are_the_section_without_links_into_the_tree():
+    notes = release.release_notes("0.1.0", CHANGELOG, rehearse=False)
+    assert notes == "- Reads GGUF, see [the format](https://example.org/format).\n"
+    with pytest.raises(release.Refused, match=r"expected a date for 0.2.0, got 'unreleased'"):
+        release.release_notes("0.2.0", CHANGELOG, rehearse=False)
+    assert release.release_notes("0.2.0", CHANGELOG, rehearse=True) == "Not yet.\n"
+    with pytest.raises(release.Refused, match=r"expected a section '## \[0.3.0\] - DATE'"):
+        release.release_notes("0.3.0", CHANGELOG, rehearse=True)
+
+
+def test_this_tree_has_a_section_for_its_version():
+    version = build_wheels.re.search(r"project\(nvfp4_moe VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
+    release.check_version(version, (ROOT / "CMakeLists.txt").read_text())
+    assert "](docs/" not in release.release_notes(version, (ROOT / "CHANGELOG.md").read_text(), rehearse=True)
+
+
+def test_the_bill_has_every_work_of_the_notices_with_a_licence():
+    arguments = (NOTICES, "0.1.0", "0123abc", 1_700_000_000, False)
+    bom = sbom.make_sbom(*arguments)
+    assert bom == sbom.make_sbom(*arguments)
+    names = {component["name"]: component for component in bom["components"]}
+    assert names.keys() == sbom.WORKS.keys() - {"CUDA run time (cudart)"}
+    assert {name for name, component in names.items() if "version" not in component} == {"robin-map (part of nanobind)"}
+    assert names["nlohmann-json"]["purl"].startswith("pkg:deb/")
+    assert names["fmt"]["licenses"] == [{"expression": "MIT WITH fmt-exception"}]
+    assert names["libstdc++ and libgcc (GCC)"]["properties"] == [{"name": "nvfp4-moe:in", "value": "Python module"}]
+    assert bom["metadata"]["timestamp"] == "2023-11-14T22:13:20+00:00"
+    assert json.loads(json.dumps(bom)) == bom
+
+
+def test_the_bill_refuses_a_licence_and_a_work_that_it_does_not_know(monkeypatch):
+    more = f"{NOTICES}{'=' * 120}\nzlib\nIn: library\nLicense: zlib\n"
+    with pytest.raises(ValueError, match=r"differ in: zlib$"):
+        sbom.make_sbom(more, "0.1.0", "0123abc", 0, False)
+    monkeypatch.setitem(sbom.WORKS, "fmt", lambda: {"version": "1", "licence": "GPL-2"})
+    with pytest.raises(ValueError, match=r"fmt: expected a licence of tools/release/sbom.py, got 'GPL-2'"):
+        sbom.make_sbom(NOTICES, "0.1.0", "0123abc", 0, False)
+
+
+def test_the_source_distribution_has_the_same_bytes_from_another_folder_and_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    interpreter = build_wheels.find_interpreter(f"{sys.version_info.major}.{sys.version_info.minor}")
+    made = []
+    for place, umask in (("first", 0o022), ("a second place", 0o002)):
+        source = tmp_path / place
+        before = os.umask(umask)
+        subprocess.run(["git", "clone", "-q", "--shared", ROOT, source], check=True)
+        for path in source.glob("python/nvfp4_moe/*.py"):
+            os.utime(path, (time.time() - 1e6 * umask, time.time() - 1e6 * umask))
+        os.umask(before)
+        monkeypatch.setattr(build_wheels, "ROOT", source)
+        made.append(build_wheels.build_sdist(source / "dist", tmp_path, interpreter).read_bytes())
+    assert len(made[0]) > 500_000 and made[0] == made[1]

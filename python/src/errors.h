@@ -69,5 +69,6 @@ void bind_linear(nanobind::module_& m);
 void bind_router(nanobind::module_& m);
 void bind_exchange(nanobind::module_& m);
 void bind_quantize_checkpoint(nanobind::module_& m);
+void bind_tool(nanobind::module_& m);
 
 }  // namespace nvfp4_moe::internal::python

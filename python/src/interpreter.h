@@ -15,6 +15,15 @@
 #include <memory>
 #include <utility>
 
+#if defined(Py_LIMITED_API)
+// The stable ABI of 3.12 lacks these public functions. The weak ones are in some versions only.
+extern "C" {
+int PyGILState_Check(void);
+__attribute__((weak)) int Py_IsFinalizing(void);   // 3.13 and later
+__attribute__((weak)) int _Py_IsFinalizing(void);  // 3.12
+}
+#endif
+
 namespace nvfp4_moe::internal::python {
 
 // Called by a thread that has outlived the interpreter.
@@ -23,7 +32,12 @@ namespace nvfp4_moe::internal::python {
 }
 
 inline bool interpreter_is_ending() {
-#if PY_VERSION_HEX >= 0x030D0000
+#if defined(Py_LIMITED_API)
+  const bool finalizing = Py_IsFinalizing != nullptr
+                              ? Py_IsFinalizing() != 0
+                              : _Py_IsFinalizing != nullptr && _Py_IsFinalizing() != 0;
+  return finalizing || Py_IsInitialized() == 0;
+#elif PY_VERSION_HEX >= 0x030D0000
   return Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;
 #else
   return _Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;

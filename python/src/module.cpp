@@ -23,4 +23,7 @@ NB_MODULE(_core, m) {
   nvfp4_moe::internal::python::bind_layer_open(m);
   nvfp4_moe::internal::python::bind_linear(m);
   nvfp4_moe::internal::python::bind_router(m);
+#if defined(NVFP4_MOE_WITH_CLI)
+  nvfp4_moe::internal::python::bind_tool(m);
+#endif
 }

@@ -48,7 +48,7 @@ KnownType known_type(PyTypeObject* type) {
   }
   const KnownType found{type, table, is_torch_type(type)};
   if (count < static_cast<int>(known.size())) {
-    Py_INCREF(type);
+    Py_INCREF(reinterpret_cast<PyObject*>(type));
     known[static_cast<size_t>(count++)] = found;
   }
   return found;

@@ -1,14 +1,15 @@
 """The package as a user installs it: sdist, wheel, an environment without torch, types.
 
 The fast tier puts the build tree's module into the wheel of this Python. The long tier makes the wheels of the other
-Pythons that are found, with the build tree's library and bindings of their own, and runs `pip install` of a fresh
-clone, which compiles everything. Both install from the package index.
+Pythons that are found, with the build tree's library and bindings of their own, the wheel of a release, and runs `pip
+install` of a fresh clone, which compiles everything. All install from the package index.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -65,8 +66,8 @@ def wheel(work, sdist):
     @functools.cache
     def make(version: str) -> Path:
         ours = sys.version_info[:2] == tuple(map(int, version.split(".")))
-        prebuilt = Path(nv._core.__file__) if ours else BUILD / "libnvfp4_moe_internal.a"
-        assert prebuilt.exists(), f"{prebuilt}: build the target nvfp4_moe_internal first"
+        prebuilt = Path(nv._core.__file__) if ours else BUILD
+        assert (BUILD / "libnvfp4_moe_internal.a").exists(), f"{BUILD}: build the target nvfp4_moe_internal first"
         return build_wheels.build_wheel(sdist, work / "dist", work, interpreter_of(version), prebuilt)
 
     return make
@@ -100,10 +101,10 @@ def run_numpy_only(python: Path) -> None:
 
 
 def test_sdist_holds_what_the_wheel_needs(sdist):
-    """The sdist has every repository file under src, include, python and cmake, the build's own files, no others."""
+    """The sdist has every repository file under src, include, cli, python and cmake, the build's own files, no others."""
     listed = subprocess.run(["tar", "tzf", sdist], capture_output=True, text=True, check=True).stdout.split()
     held = {name.split("/", 1)[1] for name in listed}
-    command = ["git", "ls-files", "-co", "--exclude-standard", "src", "include", "python", "cmake"]
+    command = ["git", "ls-files", "-co", "--exclude-standard", "src", "include", "cli", "python", "cmake"]
     tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     expected = {name for name in tracked if (ROOT / name).exists() and not name.startswith("python/requirements-")}
     expected |= {"CMakeLists.txt", "LICENSE", "THIRD_PARTY_NOTICES.txt", "README.md", "pyproject.toml", "PKG-INFO"}
@@ -126,6 +127,7 @@ def test_wheel_contents(wheel, version):
     assert re.search("^Summary: .*GPU", metadata, re.MULTILINE) and re.search(
         "^Keywords: .*GPU", metadata, re.MULTILINE
     )
+    assert "[console_scripts]\nnvfp4-moe = nvfp4_moe._tool:main" in info["entry_points.txt"]
     package = ROOT / "python"
     files = [path for path in (package / "nvfp4_moe").rglob("*") if path.is_file() and path.suffix in (".py", ".typed")]
     sources = {str(path.relative_to(package)) for path in files} | {"nvfp4_moe/_core.pyi"}
@@ -135,7 +137,7 @@ def test_wheel_contents(wheel, version):
         assert info[name] == (ROOT / name).read_text()
     entries = info["THIRD_PARTY_NOTICES.txt"].split("=" * 120)[1:]
     in_module = {entry.split("\n")[1] for entry in entries if "Python module" in entry.split("\nLicense:")[0]}
-    expected = {"nlohmann-json", "fmt", "xxHash", "nanobind", "robin-map (part of nanobind)"}
+    expected = {"nlohmann-json", "fmt", "xxHash", "CLI11", "nanobind", "robin-map (part of nanobind)"}
     assert in_module == expected | {"libstdc++ and libgcc (GCC)", "CUDA run time (cudart)"}
 
 
@@ -163,6 +165,40 @@ def test_module_brings_its_own_runtime(wheel, version, tmp_path):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_installed_without_torch(installed, version):
     run_numpy_only(installed(version))
+
+
+def test_the_tool_is_installed(installed):
+    """The script has the tool's output and exit status, and needs no program of the build tree."""
+    script = installed(FAST_VERSION).parent / "nvfp4-moe"
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([script, *words], capture_output=True, text=True, check=False, env=clean_environment())
+
+    assert run("--version").stdout == f"{nv.__version__}\n"
+    assert "self-test" in run("doctor").stdout
+    refused = run("inspect", "/nonexistent")
+    assert refused.returncode == 4 and refused.stderr.startswith("nvfp4-moe: error: /nonexistent"), refused
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", [FAST_VERSION, "3.12", "3.13"])
+def test_release_wheel(work, sdist, version):
+    """A release's wheel asks for no newer glibc than its tag says, and passes the tests. From 3.12 on it is one file."""
+    interpreter = interpreter_of(version)
+    release = build_wheels.Release(platform.machine(), bool(nv._core.built_with_cuda))
+    wheel = build_wheels.build_wheel(sdist, work / "release", work, interpreter, BUILD, release)
+    python, abi, tags = wheel.name.removesuffix(".whl").split("-")[2:]
+    assert (python, abi) == (("cp311", "cp311") if version == FAST_VERSION else ("cp312", "abi3"))
+    assert tags == f"manylinux_2_28_{platform.machine()}"
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = [name for name in opened.namelist() if name.endswith(".so")]
+        module = opened.extract(name, work / f"release-{version}")
+    said = subprocess.run(["readelf", "-WV", module], capture_output=True, text=True, check=True).stdout
+    versions = [tuple(map(int, number.split("."))) for number in re.findall(r"Name: GLIBC_([\d.]+)", said)]
+    assert versions and max(versions) <= (2, 28), max(versions)
+    run_numpy_only(
+        build_wheels.make_environment(work / f"env-release-{version}", wheel, "pytest", interpreter=interpreter)
+    )
 
 
 def test_strict_types(installed):
@@ -196,10 +232,11 @@ def configured(folder: Path, *options: str, **variables: str) -> str:
 
 def test_missing_headers_are_named(tmp_path):
     """All of them at once, by the names to install."""
-    packages = ("nlohmann_json", "fmt", "Python")
+    packages = ("nlohmann_json", "fmt", "CLI11")
     said = configured(tmp_path, "-DNVFP4_MOE_PYTHON=ON", "-DXXHASH_INCLUDE_DIR=", "-DPython_INCLUDE_DIR=/nowhere",
-                      *(f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in packages[:2]))  # fmt: skip
-    assert all(name in said for name in ("nlohmann-json3-dev", "libfmt-dev", "libxxhash-dev", "python3-dev")), said
+                      *(f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in packages))  # fmt: skip
+    wanted = ("nlohmann-json3-dev", "libfmt-dev", "libxxhash-dev", "libcli11-dev", "python3-dev")
+    assert all(name in said for name in wanted), said
 
 
 def test_a_missing_or_old_compiler_is_named(tmp_path):

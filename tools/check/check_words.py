@@ -88,7 +88,7 @@ class Allowed(NamedTuple):
 
 
 ALLOWED = [
-    Allowed("line", "*", r"\bgetline\b|\blog_line\b|__LINE__|\bcommand[ -]lines?\b", "names of other things"),
+    Allowed("line", "*", r"\bgetline\b|\blog_line\b|__LINE__|\bcommand[ _-]lines?\b", "names of other things"),
     Allowed("line", "*", r"(?i)\bcache[ _-]?lines?\b|kCacheLine\w*", "of a cache"),
     Allowed("line", "src/moe/env.h", r"\w*[Ll]ines?\w*", "of a log"),
     Allowed("line", "src/core/memory_nodes.cpp", r"\bline\b", "of a file under /sys"),

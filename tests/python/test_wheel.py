@@ -183,7 +183,7 @@ def test_the_tool_is_installed(installed):
 @pytest.mark.long
 @pytest.mark.parametrize("version", [FAST_VERSION, "3.12", "3.13"])
 def test_release_wheel(work, sdist, version):
-    """A release's wheel asks for no newer glibc than its tag says, and passes the tests. From 3.12 on it is one file."""
+    """A release's wheel needs no newer glibc than that of its tag, and passes the tests. From 3.12 on it is one file."""
     interpreter = interpreter_of(version)
     release = build_wheels.Release(platform.machine(), bool(nv._core.built_with_cuda))
     wheel = build_wheels.build_wheel(sdist, work / "release", work, interpreter, BUILD, release)
@@ -240,7 +240,7 @@ def test_missing_headers_are_named(tmp_path):
 
 
 def test_a_missing_or_old_compiler_is_named(tmp_path):
-    """A g++ that says it is version 9, and a build that finds no compiler."""
+    """A g++ that reports version 9, and a build that finds no compiler."""
     old = tmp_path / "old-g++"
     old.write_text('#!/bin/sh\nexec g++ -U__GNUC__ -D__GNUC__=9 "$@"\n')
     old.chmod(0o755)

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The commands of ./dev that make files of a release, and the files in dist/ that each must leave.
 STEPS = {
     "wheel": ("nvfp4_moe-*.tar.gz", "nvfp4_moe-*.whl"),
+    "wheel --cuda": ("nvfp4_moe_cu13-*.whl",),
     "package": ("*.deb",),
 }
 LINTERS = (
@@ -99,12 +100,14 @@ def build_environment(source: Path, epoch: int, cpu: bool) -> dict[str, str]:
     return {**os.environ, **fixed, **({"CUDACXX": "/bin/false"} if cpu else {})}
 
 
-def make_artefacts(source: Path, environment: dict[str, str]) -> list[Path]:
+def make_artefacts(source: Path, environment: dict[str, str], cpu: bool) -> list[Path]:
     """Runs the verbs of STEPS in the clone and returns their files. A verb that ./dev does not have is named."""
     verbs = re.findall(r"^verb_(\w+)\(\)", (source / "dev").read_text(), re.MULTILINE)
     made: list[Path] = []
     for command, patterns in STEPS.items():
         verb, *options = command.split()
+        if cpu and "--cuda" in options:
+            continue
         if verb not in verbs:
             print(f"release: no {', '.join(patterns)}: ./dev has no verb {verb}", file=sys.stderr)
             continue
@@ -139,7 +142,7 @@ def release(version: str, out: Path, cpu: bool, rehearse: bool) -> None:
     bom = make_sbom((ROOT / "THIRD_PARTY_NOTICES.txt").read_text(), version, commit, epoch, cuda=not cpu)
     validate(bom)
     out.mkdir(parents=True, exist_ok=True)
-    for path in make_artefacts(source, build_environment(source, epoch, cpu)):
+    for path in make_artefacts(source, build_environment(source, epoch, cpu), cpu):
         shutil.copy(path, out)
     (out / f"nvfp4_moe-{version}.cdx.json").write_text(json.dumps(bom, indent=2) + "\n")
     (out / "RELEASE_NOTES.md").write_text(notes)

@@ -242,6 +242,8 @@ def _deepseek_v2(fields: _Fields, layer: int | None) -> _Options:
 def _noaux_tc(fields: _Fields, layer: int | None) -> _Options:
     fields.expect("topk_method", "noaux_tc")
     fields.expect("scoring_func", "sigmoid")
+    fields.expect("score_function", "sigmoid")
+    fields.expect("moe_router_enable_expert_bias", True)
     fields.expect("moe_router_activation_func", "sigmoid")
     renormalize = fields.flag("norm_topk_prob", "moe_renormalize")
     return {

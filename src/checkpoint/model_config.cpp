@@ -87,6 +87,22 @@ Status read_relu2(const json& config, const ModelRow& row, MoeOptions& options) 
   return {};
 }
 
+// Refuses limits of each layer, as vLLM reads them for Ling-3. 0 or null: none.
+Status check_no_limit_lists(const json& config, const ModelRow& row) {
+  for (const char* key : {"expert_swiglu_limit_list", "share_expert_swiglu_limit_list"}) {
+    const json* list = member(config, key);
+    if (list == nullptr) continue;
+    const bool none =
+        list->is_array() && std::all_of(list->begin(), list->end(), [](const json& one) {
+          return one.is_null() || one == json(0) || one == json(0.0);
+        });
+    if (!none)
+      return unsupported(fmt::format("config.json {}: a clamp of {}, which is not implemented", key,
+                                     row.model_type));
+  }
+  return {};
+}
+
 Status read_activation(const json& config, const ModelRow& row, MoeOptions& options) {
   if (row.activation == ActRule::kRelu2) return read_relu2(config, row, options);
   std::string act;
@@ -109,6 +125,12 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
     return unsupported(fmt::format("config.json hidden_act: expected silu for {}, got '{}'",
                                    row.model_type, printable(act)));
   }
+  // swiglu_oai adds 1 to up.
+  if (const json* beta = member(config, "swiglu_beta");
+      (row.activation == ActRule::kOai || row.activation == ActRule::kGptOss) && beta != nullptr &&
+      *beta != json(1) && *beta != json(1.0))
+    return unsupported(fmt::format("config.json swiglu_beta: expected 1 for {}, got {}",
+                                   row.model_type, describe_json(*beta)));
   switch (row.activation) {
     case ActRule::kSilu:
       options.activation = Activation::kSwiglu;
@@ -118,9 +140,15 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
               "config.json {}: {} is known here with plain silu(g)*u only", key, row.model_type));
         }
       }
-      return {};
+      return check_no_limit_lists(config, row);
     case ActRule::kSiluAlone:
-    case ActRule::kStep: options.activation = Activation::kSwiglu; return {};
+    case ActRule::kStep:
+      options.activation = Activation::kSwiglu;
+      for (const char* key : {"swiglu_limit", "swiglu_alpha"})
+        if (member(config, key) != nullptr)
+          return unsupported(
+              fmt::format("config.json {}: {} is known here without it", key, row.model_type));
+      return {};
     case ActRule::kClamped: {
       options.activation = Activation::kSwigluClamped;
       // 0 means no clamp in DeepSeek's own code, and is its default. Other families would clamp
@@ -140,11 +168,6 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
                        required_positive(config, "swiglu_limit", row.model_type));
       NVFP4_MOE_ASSIGN(options.swiglu_alpha,
                        required_positive(config, "swiglu_alpha", row.model_type));
-      // swiglu_oai adds 1 to up.
-      if (const json* beta = member(config, "swiglu_beta");
-          beta != nullptr && *beta != json(1) && *beta != json(1.0))
-        return unsupported(fmt::format("config.json swiglu_beta: expected 1 for {}, got {}",
-                                       row.model_type, describe_json(*beta)));
       return {};
     }
     case ActRule::kRelu2: break;
@@ -281,8 +304,8 @@ Result<QuantDeclaration> read_quantization(const json& config, const json& langu
     flat = member(config, "compression_config");  // the name in llm-compressor's older files
   if (flat != nullptr)
     from_config = declaration_in("config.json quantization_config", *flat, family);
-  if (hf_quant_json.empty() || from_config.format == SourceFormat::kCompressedTensors)
-    return from_config;
+  // compressed-tensors itself writes no second file, but models with moe_quant_format may have one.
+  if (hf_quant_json.empty() || from_config.method.starts_with("compressed")) return from_config;
   std::string producer;
   NVFP4_MOE_ASSIGN(const json quantization, hf_quantization(hf_quant_json, producer));
   QuantDeclaration from_file = declaration_in("hf_quant_config.json", quantization, family);

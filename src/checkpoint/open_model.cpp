@@ -76,10 +76,9 @@ Result<ModelFolders> folders_of(const std::string& path) {
     for (const Json& shard : shards != nullptr && shards->is_array() ? *shards : Json::array()) {
       const Json* const file = shard.is_object() ? member(shard, "file") : nullptr;
       const std::string name = file != nullptr && file->is_string() ? file->get<std::string>() : "";
-      NVFP4_MOE_ASSIGN(
-          const bool there,
-          has_entry((folder / "tensors" / std::filesystem::path(name).filename()).string()));
-      if (!there || name.empty())
+      const std::string file_name = std::filesystem::path(name).filename().string();
+      NVFP4_MOE_ASSIGN(const bool there, has_entry((folder / "tensors" / file_name).string()));
+      if (!there || !file_name.ends_with(".safetensors"))
         return bad_input(
             fmt::format("{}: shards: expected the files in tensors, got '{}', which "
                         "is not there",

@@ -38,13 +38,15 @@ bool is_set(const Json& value) {
 
 // Fields that the rules read, or that are compared by them.
 bool reads_field(const ModelRow& row, std::string_view key) {
+  if (key == "moe_latent_size" || key == "routed_expert_hidden_size")
+    return std::string_view(row.family) == "kimi" || row.activation == ActRule::kRelu2;
   switch (row.activation) {
     case ActRule::kClamped: return key == "swiglu_limit";
     case ActRule::kOai:
       return key == "swiglu_limit" || key == "swiglu_alpha" || key == "swiglu_beta";
     case ActRule::kGptOss: return key == "swiglu_limit" || key == "swiglu_alpha";
     case ActRule::kStep: return key == "swiglu_limits";
-    case ActRule::kRelu2: return key == "mlp_hidden_act" || key == "moe_latent_size";
+    case ActRule::kRelu2: return key == "mlp_hidden_act";
     case ActRule::kSilu:
     case ActRule::kSiluAlone: return false;
   }
@@ -53,7 +55,8 @@ bool reads_field(const ModelRow& row, std::string_view key) {
 
 // Whether a field names an activation, and not one of another part of the model.
 bool names_activation(std::string_view key) {
-  const bool act = key == "activation" || key.ends_with("_act") || key.ends_with("_act_fn") ||
+  const bool act = key.ends_with("_act") || key.ends_with("act_fn") ||
+                   key.ends_with("activation_fn") || key.ends_with("activation_func") ||
                    key.ends_with("activation") || key.ends_with("activation_function") ||
                    key.ends_with("activation_type") || key.ends_with("act_func");
   return act && !contains_any(key, {"mamba", "ssm", "conv", "vision", "audio", "attn", "attention",
@@ -165,13 +168,17 @@ Status check_unread_fields(const Json& config, const ModelRow& row) {
     if (!is_set(value) || reads_field(row, key)) continue;
     if (names_activation(key) && value.is_string()) {
       const std::string act = value.get<std::string>();
-      const bool oai = row.activation == ActRule::kOai && act.starts_with("swiglu");
-      if (act == "silu" || act == "swish" || oai) continue;
+      const bool oai =
+          row.activation == ActRule::kOai && (act == "swigluoai" || act == "swiglu_oai");
+      const bool silu = row.activation != ActRule::kRelu2 && (act == "silu" || act == "swish");
+      if (silu || oai) continue;
       return unsupported(fmt::format(
           "config.json {}: '{}' may be the experts' activation, and family {} has another",
           printable(key), printable(act), row.model_type));
     }
-    const bool limits = contains_any(key, {"swiglu", "situ", "clamp"}) && !names_activation(key);
+    const bool limits = contains_any(key, {"swiglu", "situ", "clamp", "glu_limit", "act_limit",
+                                           "activation_limit", "expert_limit"}) &&
+                        !names_activation(key);
     const bool softcap = contains_any(key, {"softcap", "soft_cap"}) &&
                          !contains_any(key, {"logit", "attn", "attention", "router"});
     const bool of_experts =

@@ -21,7 +21,8 @@ Result<const ModelRow*> rules_of_family(std::string_view family);
 Status check_unread_fields(const Json& config, const ModelRow& row);
 
 // How the files of an unknown model type could be read: one sentence for an error message. Tries
-// the rules of every known model type. They must explain all experts' names and all shapes.
+// the rules of every known model type. They must explain all experts' names, and the shapes of each
+// layer's first expert.
 std::string advise_family(const TensorIndex& index, std::string_view config_json,
                           std::string_view hf_quant_json);
 

@@ -89,6 +89,11 @@ Result<std::vector<Output>> plan(const Checkpoint& checkpoint,
 Status check_takes_input_scales(const Checkpoint& checkpoint, const std::string& out) {
   const std::string& in = checkpoint.index().directory();
   NVFP4_MOE_TRY(check_apart(in, out));
+  NVFP4_MOE_ASSIGN(const bool plain, has_entry(in + "/config.json"));
+  if (!plain)
+    return unsupported(in +
+                       ": expected config.json next to the shards; a container of CSF is not "
+                       "written again");
   const ModelInfo& model = checkpoint.model();
   if (model.format != SourceFormat::kModelOpt && model.format != SourceFormat::kCompressedTensors)
     return unsupported(fmt::format("{}: expected a per-expert NVFP4 checkpoint, got {}", in,

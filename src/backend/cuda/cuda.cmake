@@ -73,7 +73,7 @@ function(cuda_room name)
 endfunction()
 
 set(unchecked device/measure exchange/peer_sums exchange/ranks pack/fp8_pack pack/pack pack/replace pack/source_check
-              steps/format steps/linear steps/weigh)
+              steps/format steps/linear steps/scale_hidden)
 list(TRANSFORM unchecked REPLACE "(.+)" "backend/cuda/\\1.cu")
 cuda_room(cuda FOLDERS backend/cuda USES backend BATCHES UNCHECKED ${unchecked})
 cuda_room(sm80 FOLDERS backend/sm80 USES cuda)

@@ -16,4 +16,4 @@ def main() -> int:
         return 3
     # doctor asks python3 on PATH for its engines: that is this Python, also if its environment is not active.
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
-    return int(run(["nvfp4-moe", *sys.argv[1:]]))
+    return int(run([os.fsencode(word) for word in ("nvfp4-moe", *sys.argv[1:])]))

@@ -1,5 +1,4 @@
 // The command line tool, for the package's script nvfp4-moe. Only in builds with NVFP4_MOE_CLI.
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <string>
@@ -13,7 +12,9 @@ namespace nvfp4_moe::internal::python {
 void bind_tool(nanobind::module_& m) {
   m.def(
       "run_tool",
-      [](std::vector<std::string> arguments) {
+      [](const std::vector<nanobind::bytes>& words) {  // a path may be no UTF-8
+        std::vector<std::string> arguments;
+        for (const nanobind::bytes& word : words) arguments.emplace_back(word.c_str(), word.size());
         std::vector<char*> argv;
         for (std::string& argument : arguments) argv.push_back(argument.data());
         argv.push_back(nullptr);

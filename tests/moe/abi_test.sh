@@ -40,7 +40,7 @@ TXT
 
 # compare DECLARATIONS: exit status 0 if programs of the last release run with these. Prints the report of abidiff.
 compare() {
-  library "$1" new
+  library "$1" new || exit 1 # set -e does not hold here: an older new.so would be compared
   # Macros are not in the debug information.
   grep '^#define NVFP4_MOE_[A-Z_]* [^_]' "$work/old.c" | while read -r line; do
     grep -qxF "$line" "$work/new.c" || { echo "changed: $line"; exit 1; }

@@ -16,7 +16,7 @@ def pins(text: str) -> dict[str, str]:
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
 
 
-@pytest.mark.parametrize("environment", ["test", "vllm", "sglang", "docs"])
+@pytest.mark.parametrize("environment", ["test", "vllm", "sglang", "docs", "release"])
 def test_the_lock_has_each_package_and_its_hash(environment: str) -> None:
     lock = (PYTHON / f"requirements-{environment}.lock").read_text()
     asked = pins((PYTHON / f"requirements-{environment}.txt").read_text())

@@ -175,7 +175,8 @@ def test_the_tool_is_installed(installed):
         return subprocess.run([script, *words], capture_output=True, text=True, check=False, env=clean_environment())
 
     assert run("--version").stdout == f"{nv.__version__}\n"
-    assert "self-test" in run("doctor").stdout
+    doctor = run("doctor")
+    assert doctor.returncode == 0 and "self-tests passed" in doctor.stdout, doctor
     refused = run("inspect", "/nonexistent")
     assert refused.returncode == 4 and refused.stderr.startswith("nvfp4-moe: error: /nonexistent"), refused
 

@@ -110,7 +110,8 @@ def make_glibc(work: Path, interpreter: Path, machine: str) -> Path:
     if (folder / "libc.so").exists():
         return folder.resolve()
     python = make_release_tools(work, interpreter)
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
+    folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory(dir=work) as fresh:
         source, cache = Path(fresh, "empty.c"), Path(fresh, "cache")
         source.write_text("")
@@ -125,7 +126,8 @@ def make_glibc(work: Path, interpreter: Path, machine: str) -> Path:
         (folder / f"lib{name}.so").symlink_to(library.name)
     # libc_nonshared.a, with functions such as atexit that every program has its own copy of, is the compiler's.
     whole = folder.resolve()
-    others = " ".join(f"{whole}/{name}" for name in ("libpthread.so.0", "libdl.so.2", "libm.so.6", "libld.so.2"))
+    names = ("libpthread.so.0", "libdl.so.2", "libm.so.6", "librt.so.1", "libld.so.2")
+    others = " ".join(f"{whole}/{name}" for name in names)
     (folder / "libc.so").write_text(f"GROUP({whole}/libc.so.6 libc_nonshared.a AS_NEEDED({others}))\n")
     return whole
 
@@ -133,6 +135,13 @@ def make_glibc(work: Path, interpreter: Path, machine: str) -> Path:
 def tag(wheel: Path, out: Path, python: Path) -> Path:
     """Lets auditwheel check that the wheel needs no newer glibc than GLIBC, and name that in its tag."""
     (machine,) = re.findall(r"-linux_(\w+)\.whl$", wheel.name)
+    with zipfile.ZipFile(wheel) as opened, tempfile.TemporaryDirectory(dir=wheel.parent) as fresh:
+        (module,) = [name for name in opened.namelist() if name.endswith(".so")]
+        listed = run("nm", "-D", "--undefined-only", "--with-symbol-versions", opened.extract(module, fresh))
+    # The linker accepts a function that glibc GLIBC lacks, and leaves it without a version.
+    undefined = re.findall(r"(?m)^\s+U (\S+)$", listed)
+    if lacking := [name for name in undefined if "@" not in name and not re.match("_?Py", name)]:
+        raise RuntimeError(f"{wheel.name}: glibc {GLIBC} lacks {', '.join(lacking)} (python/src/old_glibc.c)")
     # auditwheel accepts names of this processor only. For another one, auto takes the oldest that fits.
     native = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
     plat = native if machine == platform.machine() else "auto"
@@ -211,7 +220,7 @@ def with_cuda_name(sdist: Path, work: Path) -> Path:
     unpacked = work / "cuda-source"
     shutil.rmtree(unpacked, ignore_errors=True)
     with tarfile.open(sdist) as archive:
-        archive.extractall(unpacked, filter="data")
+        archive.extractall(unpacked)  # our own file; Debian 12's Python 3.11.2 has no filters
     (source,) = unpacked.iterdir()
     project = source / "pyproject.toml"
     text, count = re.subn(r'(?m)^name = "nvfp4-moe"$', f'name = "{CUDA_NAME}"', project.read_text())

@@ -23,7 +23,7 @@ make_packages() {
   build=$1 out=$2
   mkdir -p "$out"
   (man_pages "$build/cli/nvfp4-moe" "$build/debian/man")
-  rm -f "$out"/*.deb
+  rm -rf "$out"/*.deb "$build/packages"
   (cd "$build" && cpack -B "$build/packages") >"$build/cpack.log" 2>&1 || { cat "$build/cpack.log"; exit 1; }
   cp "$build"/packages/*.deb "$out"
   # The first is for packages of Debian itself. The second: CPack calls ldconfig in addition to our trigger.

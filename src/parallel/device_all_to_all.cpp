@@ -65,8 +65,7 @@ AllToAllOnDevice::Side AllToAllOnDevice::side(const Batch& batch, std::byte* wor
 
 AllToAllOnDevice::Side AllToAllOnDevice::source(const Spans& spans, const Batch& batch) {
   Batch mine = batch;
-  mine.topk_ids = spans.slots;
-  mine.ids_dtype = DType::kI32;
+  mine.topk_ids = spans.slots, mine.ids_dtype = DType::kI32;
   Side made = side(mine, spans.source);
   made.buffers.status = spans.status;
   if (void* const rows = rows_out(spans); rows != nullptr) made.buffers.routed.rows_out = rows;
@@ -77,12 +76,8 @@ AllToAllOnDevice::Side AllToAllOnDevice::source(const Spans& spans, const Batch&
 UnpackPackets AllToAllOnDevice::take_call(const Spans& spans, const MessageLayout& layout,
                                           const std::byte* packets) const {
   UnpackPackets unpack;
-  unpack.layout = layout;
-  unpack.messages = packets;
-  unpack.range = layer_.weights().range;
-  unpack.ids = spans.ids;
-  unpack.weights = spans.weights;
-  unpack.failed = spans.failed;
+  unpack.layout = layout, unpack.messages = packets, unpack.range = layer_.weights().range;
+  unpack.ids = spans.ids, unpack.weights = spans.weights, unpack.failed = spans.failed;
   unpack.report = reinterpret_cast<WireReport*>(report_.data());
   return unpack;
 }
@@ -232,8 +227,7 @@ Status DeviceAllToAll::run_experts(const Spans& s, const Side& expert, void* str
     packets[r + 1] = packets[r] + static_cast<int32_t>(counts_.packets_between(r, rank()));
     rows[r + 1] = rows[r] + static_cast<int32_t>(counts_.rows_back_between(r, rank()));
   }
-  unpack.bounds = s.bounds;
-  unpack.capacity = counts_.capacity();
+  unpack.bounds = s.bounds, unpack.capacity = counts_.capacity();
   NVFP4_MOE_TRY(packet_steps_.write_words(device(), bounds_.data(),
                                           static_cast<int64_t>(bounds_.size()), s.bounds, stream));
   const StepContext step = expert.step(layer_.weights(), stream);

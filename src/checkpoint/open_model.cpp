@@ -87,7 +87,7 @@ Result<ModelFolders> folders_of(const std::string& path) {
     return ModelFolders{folder / "tensors", folder / "metadata"};
   }
   return unsupported(
-      fmt::format("{}: schema '{}' is not known; expected a config.json beside it, or {} or {}",
+      fmt::format("{}: schema '{}' is not known; expected a config.json next to it, or {} or {}",
                   printable(manifest_path, 4096), printable(text("schema")), kSchemas[0].first,
                   kSchemas[1].first));
 }

@@ -43,7 +43,7 @@ inline int64_t csf_fixed_bytes(CsfCodec codec, int64_t rows, int64_t cols) {
 // kUnsupported if no streams can hold such a matrix: rows in tiles of 16, and positions in 24 bits.
 Status check_csf_shape(CsfCodec codec, int64_t rows, int64_t cols);
 
-// Decodes `count` tiles, of which `first` is the number of the first, of a matrix (rows, cols) that
+// Decodes tiles `first` to `first` + `count` - 1 of a matrix (rows, cols) that
 // check_csf_shape accepts. fixed: the bytes of these tiles; exceptions: those of the whole matrix.
 // out: (16 * count, cols). kBadInput if a base is too large, an unused bit is set, or the
 // exceptions do not ascend within the matrix; out is then undefined.

@@ -17,8 +17,8 @@ from .moe_bench.record import OURS, Record, geometric_mean
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, IMAGES = ROOT / "bench/results", ROOT / "docs/images"
 RECORDS = {
-    "H100": "moe-layers-h100-bba0682.json",
-    "H200": "moe-layers-h200-bba0682.json",
+    "H100": "moe-layers-h100-f61f177.json",
+    "H200": "moe-layers-h200-f61f177.json",
     "accuracy": "activation-accuracy-cpu-990086d.json",
     "two Zen 4 cores": "cpu-peers-2-cores-2aadaa0.json",
     "16 threads of a Xeon with AMX": "cpu-peers-16-threads-82392dd.json",

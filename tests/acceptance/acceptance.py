@@ -178,7 +178,7 @@ def steps_of(options, tools, capability):
             "microseconds of a layer beside an H200's of the record",
             [[*bench, "--format", "nvfp4"], *([] if emulated else [[*bench, "--format", "bf16"]])],
             3600,
-            bench_figures(ROOT / "bench/results/moe-layers-h200-bba0682.json"),
+            bench_figures(ROOT / "bench/results/moe-layers-h200-f61f177.json"),
             device,
             needs="build",
         ),

@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = ROOT / "tests/acceptance/recorded"
-H200 = ROOT / "bench/results/moe-layers-h200-bba0682.json"
+H200 = ROOT / "bench/results/moe-layers-h200-f61f177.json"
 
 
 def recorded(name: str) -> str:

@@ -69,7 +69,7 @@ def test_a_lead_is_over_the_fastest_peer_with_nvfp4_weights(tmp_path):
 
 
 def test_each_card_has_one_record_and_each_cell_passed_its_check():
-    assert [path.name for path in RECORDS] == ["moe-layers-h100-bba0682.json", "moe-layers-h200-bba0682.json"]
+    assert [path.name for path in RECORDS] == ["moe-layers-h100-f61f177.json", "moe-layers-h200-f61f177.json"]
     for path in RECORDS:
         record = Record(path)
         assert record.data["command"].startswith("python3 -m bench.moe_bench ") and record.data["commit"]

@@ -28,7 +28,7 @@ CHECKPOINT, SERVE = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     r"```python\n(import torch, nvfp4_moe.*?)```", (ROOT / "docs/how-to/python.md").read_text(), re.DOTALL
 )
 RECORDED = ROOT / "tests/engines/vllm/serve_options.txt"
-CARDS = {"H100": "moe-layers-h100-bba0682.json", "H200": "moe-layers-h200-bba0682.json"}
+CARDS = {"H100": "moe-layers-h100-f61f177.json", "H200": "moe-layers-h200-f61f177.json"}
 
 
 def test_the_readme_is_short():

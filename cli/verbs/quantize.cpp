@@ -103,8 +103,8 @@ Status quantize(const QuantizeVerb& verb, Report& report) {
                       : "",
                   result.quantized_tensors, result.copied_tensors));
   for (const std::string& note : result.notes) report.fact("note", note);
-  report.fact("next", fmt::format("nvfp4-moe verify {} --against {}", shell_quoted(verb.out),
-                                  shell_quoted(verb.in)));
+  report.fact("next", fmt::format("nvfp4-moe verify {} --against {}{}", shell_quoted(verb.out),
+                                  shell_quoted(verb.in), verb.reading.text()));
 
   Json& json = report.json();
   json["in"] = verb.in;

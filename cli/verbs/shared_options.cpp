@@ -1,5 +1,7 @@
 #include "cli/verbs/shared_options.h"
 
+#include "cli/console/console.h"
+
 namespace nvfp4_moe::internal::cli {
 
 std::string choice_of(std::string names) {
@@ -21,6 +23,14 @@ Result<CheckpointOptions> ReadingChoices::options() const {
   options.family = family;
   options.accept_tensors = accept_tensors;
   return options;
+}
+
+std::string ReadingChoices::text() const {
+  std::string text;
+  if (!family.empty()) text += " --family " + shell_quoted(family);
+  if (!gate_up_order.empty()) text += " --gate-up-order " + shell_quoted(gate_up_order);
+  for (const std::string& name : accept_tensors) text += " --accept-tensor " + shell_quoted(name);
+  return text;
 }
 
 void add_reading_choices(CLI::App& verb, ReadingChoices& choices) {

@@ -32,6 +32,8 @@ struct ReadingChoices {
   std::string gate_up_order;  // empty: from the family and the names
   std::vector<std::string> accept_tensors;
   Result<CheckpointOptions> options() const;
+  // The options as a command has them, each after a space.
+  std::string text() const;
 };
 void add_reading_choices(CLI::App& verb, ReadingChoices& choices);
 // what: "Layers to quantize", for the help.

@@ -233,16 +233,30 @@ void Tensor::borrow_slow() {
   }
 }
 
+Tensor Tensor::input_of_run(nb::handle object, const char* name) {
+  Tensor input = of_run(object, name);
+  if (input.torch_ && input.records_gradient())
+    throw Failure(unsupported(std::string(name) +
+                              ": expected a tensor that needs no gradient, since NVFP4 layers have "
+                              "none, got one that requires grad; run under torch.no_grad() or "
+                              "torch.inference_mode()"));
+  return input;
+}
+
+bool Tensor::records_gradient() const {
+  static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
+  const nb::object wanted = nb::steal(PyObject_GetAttr(object_.ptr(), requires_grad));
+  if (!wanted.is_valid()) nb::raise_python_error();
+  return wanted.is(nb::handle(Py_True)) &&
+         !nb::module_::import_("torch").attr("is_grad_enabled")().is(nb::handle(Py_False));
+}
+
 void Tensor::check_writable() const {
   const auto refuse = [this](const char* got) {
     fail(std::string(name_) + ": expected an array that can be written, got " + got);
   };
   if (torch_) {
-    static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
-    const nb::object wanted = nb::steal(PyObject_GetAttr(object_.ptr(), requires_grad));
-    if (!wanted.is_valid()) nb::raise_python_error();
-    if (!wanted.is(nb::handle(Py_True))) return;
-    if (nb::module_::import_("torch").attr("is_grad_enabled")().is(nb::handle(Py_False))) return;
+    if (!records_gradient()) return;
     refuse("a tensor that requires grad, which autograd would not see change");
   }
   const nb::object writeable =

@@ -58,6 +58,9 @@ class Tensor {
   static Tensor of_run(nb::handle object, const char* name) {
     return Tensor(object, name, LazyNegation::kRefusedOfOneElement);
   }
+  // The same for an input. Unsupported if its gradient is being recorded: the result has none, so
+  // backward would stop here without a word.
+  static Tensor input_of_run(nb::handle object, const char* name);
   // The same, but accepts numbers and lists too, and copies arrays that are not row-major and
   // aligned to their elements.
   static Tensor contiguous(nb::handle object, const char* name);
@@ -134,6 +137,8 @@ class Tensor {
   void borrow_slow();
   bool is_aligned() const;
   bool is_negated() const;
+  // torch only: whether the tensor requires grad while gradients are recorded.
+  bool records_gradient() const;
 
   nb::object object_;
   const char* name_;

@@ -200,7 +200,7 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
   const std::vector<int64_t>& layers = options.layers.empty() ? all : options.layers;
   Executor& executor = options.executor == nullptr ? serial_executor() : *options.executor;
   Calibration calibration;
-  int64_t unseen = 0;
+  int64_t unseen = 0, drawn = 0;  // experts; layers whose experts were drawn
   std::vector<std::pair<int64_t, MoeOptions>> wanted;
   for (const int64_t number : layers) {
     if (std::find(all.begin(), all.end(), number) == all.end())
@@ -220,6 +220,7 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
       states = seeded_states(o, number, options.states);
     } else {
       NVFP4_MOE_ASSIGN(states, load_states(options.input, o, number, options.states));
+      drawn += states.ids_from_file ? 0 : 1;
     }
     NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, number));
     LayerMoments moments;
@@ -242,6 +243,11 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
     calibration.notes.push_back(
         "hidden states are seeded random numbers, not a model's: the scales serve tests and demos "
         "only");
+  if (drawn > 0)
+    calibration.notes.push_back(fmt::format(
+        "{}: no topk_ids for {} of {} layers, so their experts were drawn from the seed: "
+        "moments and intermediate scales are not the model's",
+        options.input, drawn, layers.size()));
   if (unseen > 0)
     calibration.notes.push_back(
         fmt::format("{} experts were named by no token; they get their layer's scales", unseen));

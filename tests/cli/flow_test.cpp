@@ -186,6 +186,30 @@ TEST(Flow, MomentsOfCalibrateWeighTheErrorsOfQuantize) {
     run_ok({"verify", checked, "--against", made().floats, "--tokens", "4"});
 }
 
+TEST(Flow, CalibrateTellsOfExpertsThatWereDrawn) {
+  const std::string routed = made().dir.file("routed_states"),
+                    bare = made().dir.file("bare_states");
+  write_states(routed);
+  write_named_tensors(
+      bare, {tensor("hidden", DType::kF32, {2, kHidden}, std::vector<float>(2 * kHidden, 0.5f))});
+  const char* const drawn = "no topk_ids for 2 of 2 layers, so their experts were drawn";
+  EXPECT_THAT(run_ok({"calibrate", made().packed, "--input", bare}).out, HasSubstr(drawn));
+  EXPECT_THAT(run_ok({"calibrate", made().packed, "--input", routed}).out, Not(HasSubstr(drawn)));
+}
+
+TEST(Flow, TheNextCommandReadsAsThisOneDid) {
+  const std::string unknown = made().dir.file("unknown"), out = made().dir.file("unknown_nvfp4");
+  std::filesystem::copy(made().floats, unknown);
+  const auto path = std::filesystem::path(unknown) / "config.json";
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(path));
+  const std::string family = config["model_type"];
+  config["model_type"] = "some_new_moe";
+  std::ofstream(path) << config;
+  const std::string printed = run_ok({"quantize", unknown, out, "--family", family}).out;
+  EXPECT_THAT(printed, HasSubstr(" --against " + unknown + " --family " + family));
+  run_ok({"verify", out, "--against", unknown, "--family", family, "--tokens", "2"});
+}
+
 TEST(Flow, CodedBlockScalesAreShownAndVerified) {
   const std::string out = made().dir.file("coded");
   const nlohmann::json quantized =

@@ -41,6 +41,25 @@ def linear():
     return nv.Nvfp4Linear.from_tensors(tuple(part[0] for part in parts), max_tokens=64)
 
 
+def test_an_input_whose_gradient_would_be_lost_is_refused(layer, linear):
+    hidden, ids, router_weights = inputs(3)
+    leaf, trained = hidden.clone().requires_grad_(), router_weights.clone().requires_grad_()
+    calls = {
+        "hidden": (
+            lambda: layer.run(leaf, ids, router_weights),
+            lambda: op.moe_layer(leaf, ids, router_weights, layer.handle),
+        ),
+        "topk_weights": (lambda: layer.run(hidden, ids, trained),),
+        "x": (lambda: linear.run(leaf), lambda: op.linear(leaf, linear.handle, 32)),
+    }
+    for name, both in calls.items():
+        for call in both:
+            with pytest.raises(nv.Unsupported, match=f"{name}: expected a tensor that needs no gradient"):
+                call()
+    with torch.no_grad():
+        assert torch.equal(layer.run(leaf, ids, trained), layer.run(hidden, ids, router_weights))
+
+
 # ---- the ops give the layer's bits
 
 

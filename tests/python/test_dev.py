@@ -91,6 +91,9 @@ def test_demo_runs_the_tool_of_a_wheel_without_a_build_but_not_for_a_gpu(dev):
     assert code == 0, said
     assert f"== the tool: {tool}\n" in said and "--preset" not in ran and "--build" not in ran
     assert ran.endswith("from the wheel verify .demo/nvfp4 --against .demo/bf16\n")
+    for options in (["--build"], ["--build", "--model", "folder"]):
+        _, ran, said = dev("demo", *options)
+        assert "== the tool: build/cpu/cli/nvfp4-moe\n" in said and "from the wheel" not in ran
     dev.stand_in("nvidia-smi", LISTS_A_GPU)
     _, ran, said = dev("demo")
     assert "== the tool: build/gpu/cli/nvfp4-moe\n" in said and "from the wheel" not in ran

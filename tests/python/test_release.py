@@ -1,4 +1,7 @@
-"""./dev release: what it refuses, its bill of materials, and the same bytes from two folders. ./dev demo: which wheel."""
+"""./dev release: what it refuses, its bill of materials, the same bytes from two folders.
+
+And which wheel ./dev demo takes.
+"""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def build_wheel(
         settings["cmake.define.NVFP4_MOE_OLD_GLIBC"] = make_glibc(work, interpreter, release.machine)
         settings["cmake.define.NVFP4_MOE_CUDA"] = "ON" if release.cuda else "OFF"
         settings["cmake.define.NVFP4_MOE_SOURCES"] = release.sources
-        # Emptied each time, because the times of an sdist's files say nothing about changes. Its name is fixed for
+        # Emptied each time, because the times of an sdist's files do not show changes. Its name is fixed for
         # compiler caches.
         settings["build-dir"] = (work / f"module-{interpreter.name}").resolve()
         shutil.rmtree(settings["build-dir"], ignore_errors=True)

@@ -210,8 +210,8 @@ def build_wheel(
     options = [f"--config-settings={name}={value}" for name, value in settings.items()]
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as fresh:
-        command = [python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", fresh, *options]
-        run(*command, source, environment=environment)
+        command = [python, "-m", "pip", "wheel", "-q", "--no-cache-dir", "--no-deps", "--no-build-isolation"]
+        run(*command, "-w", fresh, *options, source, environment=environment)
         (wheel,) = Path(fresh).glob("*.whl")
         return tag(wheel, out, make_release_tools(work, interpreter)) if release else wheel.replace(out / wheel.name)
 

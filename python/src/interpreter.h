@@ -15,15 +15,6 @@
 #include <memory>
 #include <utility>
 
-#if defined(Py_LIMITED_API)
-// The stable ABI of 3.12 lacks these public functions. The weak ones are in some versions only.
-extern "C" {
-int PyGILState_Check(void);
-__attribute__((weak)) int Py_IsFinalizing(void);   // 3.13 and later
-__attribute__((weak)) int _Py_IsFinalizing(void);  // 3.12
-}
-#endif
-
 namespace nvfp4_moe::internal::python {
 
 // Called by a thread that has outlived the interpreter.
@@ -33,10 +24,9 @@ namespace nvfp4_moe::internal::python {
 
 inline bool interpreter_is_ending() {
 #if defined(Py_LIMITED_API)
-  const bool finalizing = Py_IsFinalizing != nullptr
-                              ? Py_IsFinalizing() != 0
-                              : _Py_IsFinalizing != nullptr && _Py_IsFinalizing() != 0;
-  return finalizing || Py_IsInitialized() == 0;
+  // The stable ABI of 3.12 has no Py_IsFinalizing. From 3.12 on both change in consecutive
+  // statements, and a thread that comes between them ends up in in_python.
+  return Py_IsInitialized() == 0;
 #elif PY_VERSION_HEX >= 0x030D0000
   return Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;
 #else
@@ -62,6 +52,15 @@ decltype(auto) in_python(Function&& function) {
   } catch (abi::__forced_unwind&) {  // must be rethrown, or the handler must never return
     sleep_for_ever();
   }
+}
+
+inline bool this_thread_has_the_lock() {
+#if defined(Py_LIMITED_API)
+  // Null if no thread state is attached to this thread. The stable ABI has no PyGILState_Check.
+  return PyThreadState_GetDict() != nullptr;
+#else
+  return PyGILState_Check() != 0;
+#endif
 }
 
 // Releases the lock for a scope and takes it again at its end.
@@ -102,8 +101,7 @@ class WithLock {
 struct DeleteWithoutLock {
   template <class T>
   void operator()(T* old) const {
-    if (interpreter_is_ending() ||
-        PyGILState_Check() == 0) {  // no other thread runs Python, or this thread has no lock
+    if (interpreter_is_ending() || !this_thread_has_the_lock()) {  // no other thread waits for it
       delete old;
       return;
     }

@@ -77,7 +77,43 @@ def test_demo_compiles_no_cuda_if_there_is_nvcc_but_no_gpu_and_configures_a_fold
     assert not any(line.startswith("--preset") for line in dev("demo")[1].splitlines())
     (dev.folder / "build/cpu/libnvfp4_moe_internal.a").unlink()
     assert dev("demo")[1].startswith("--preset demo\n"), "a test run that was stopped while it compiled, for example"
+    dev.stand_in("python3", "#!/bin/sh\n")
     assert dev("wheel")[1].startswith("--preset wheel\n--build --preset wheel "), "the tests' has PTX, a demo's no CUDA"
+
+
+def test_demo_runs_the_tool_of_a_wheel_without_a_build_but_not_for_a_gpu(dev):
+    tool = dev.folder / "wheel/nvfp4-moe"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\necho "from the wheel $*" >>"$DEV_LOG"\n')
+    tool.chmod(0o755)
+    dev.stand_in("python3", f'#!/bin/sh\n[ "$*" = tools/release/wheel_tool.py ] && echo {tool}\n')
+    code, ran, said = dev("demo")
+    assert code == 0, said
+    assert f"== the tool: {tool}\n" in said and "--preset" not in ran and "--build" not in ran
+    assert ran.endswith("from the wheel verify .demo/nvfp4 --against .demo/bf16\n")
+    for options in (["--build"], ["--build", "--model", "folder"]):
+        _, ran, said = dev("demo", *options)
+        assert "== the tool: build/cpu/cli/nvfp4-moe\n" in said and "from the wheel" not in ran
+    dev.stand_in("nvidia-smi", LISTS_A_GPU)
+    _, ran, said = dev("demo")
+    assert "== the tool: build/gpu/cli/nvfp4-moe\n" in said and "from the wheel" not in ran
+
+
+def test_packages_are_made_without_the_oracles_and_tried_with_them(dev):
+    """./dev release makes them as any user, without torch."""
+    script = dev.folder / "tools/release/debian_packages.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text('echo "debian_packages.sh $*" >>"$DEV_LOG"\n')
+    maintainer = {"DEBFULLNAME": "A Name", "DEBEMAIL": "a@example.org", "SOURCE_DATE_EPOCH": "1"}
+    code, ran, said = dev("package", "--make", "-DOPTION=1", **maintainer)
+    assert code == 0, said
+    assert ran.startswith(
+        "--preset deb -DNVFP4_MOE_DEB_MAINTAINER=A Name <a@example.org> -DOPTION=1\n--build --preset deb "
+    )
+    assert ran.endswith("debian_packages.sh make build/deb dist\n") and not (dev.folder / ".venv").exists()
+    code, ran, said = dev("package", "--try")
+    assert (code, ran) == (2, "") and "expected one dist/nvfp4-moe-tools_*.deb" in said
+    assert dev("package", "--try", "-DOPTION=1")[0] == 2
 
 
 @pytest.mark.parametrize("stored", ["float", "modelopt"])

@@ -1,19 +1,25 @@
-"""./dev release: what it refuses, its bill of materials, and the same bytes from two folders."""
+"""./dev release: what it refuses, its bill of materials, the same bytes from two folders.
+
+And which wheel ./dev demo takes.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import build_wheels  # conftest puts tools/release/ on the path
 import pytest
 import release
 import sbom
+import wheel_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTICES = (ROOT / "THIRD_PARTY_NOTICES.txt").read_text()
@@ -163,3 +169,48 @@ def test_the_source_distribution_has_the_same_bytes_from_another_folder_and_time
         monkeypatch.setattr(build_wheels, "ROOT", source)
         made.append(build_wheels.build_sdist(source / "dist", tmp_path, interpreter).read_bytes())
     assert len(made[0]) > 500_000 and made[0] == made[1]
+
+
+def test_the_demo_takes_a_wheel_of_these_sources_only(tmp_path, monkeypatch, capfd):
+    """A wheel of other sources, for another Python, or whose tool does not run is not used."""
+    assert all((ROOT / name).exists() for name in wheel_tool.SOURCES)
+    monkeypatch.setattr(wheel_tool, "ROOT", tmp_path)
+    for name in wheel_tool.SOURCES:
+        path = tmp_path / name if "." in name else tmp_path / name / "file.cpp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1")
+    dist, major, minor = tmp_path / "dist", *sys.version_info[:2]
+
+    def make(tag: str, prints: str = "0.1.0") -> Path:
+        shutil.rmtree(dist, ignore_errors=True)
+        dist.mkdir()
+        path = dist / f"nvfp4_moe-0.1.0-{tag}-manylinux_2_28_{platform.machine()}.whl"
+        with zipfile.ZipFile(path, "w") as wheel:
+            wheel.writestr("nvfp4_moe/__init__.py", "")
+            wheel.writestr("nvfp4_moe/_tool.py", f"def main():\n    print({prints!r})\n")
+            wheel.writestr(wheel_tool.RECORD, wheel_tool.hash_sources(tmp_path) + "\n")
+        return path
+
+    def run() -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["wheel_tool.py", "--dist", str(dist)])
+        return (wheel_tool.main(), *capfd.readouterr())
+
+    assert run() == (1, "", "")
+    ours = f"cp{major}{minor}-cp{major}{minor}"
+    for tag in (ours, f"cp{major}{minor - 1}-abi3"):
+        wheel = make(tag)
+        code, printed, reason = run()
+        assert (code, printed) == (0, f"{tmp_path}/build/demo-wheel/nvfp4-moe\n") and str(wheel) in reason
+    for tag in (f"cp{major}{minor - 1}-cp{major}{minor - 1}", f"cp{major}{minor + 1}-abi3"):
+        make(tag)
+        assert run() == (1, "", "")
+    make(ours, prints="0.0.9")
+    assert run()[:2] == (1, "")
+    make(ours)
+    for change in (tmp_path / "src/file.cpp", tmp_path / "src/new.h", tmp_path / "CMakeLists.txt"):
+        before = change.read_text() if change.exists() else None
+        change.write_text("2")
+        code, printed, reason = run()
+        assert (code, printed) == (1, "") and "made of other sources than this tree's" in reason, change
+        change.unlink() if before is None else change.write_text(before)
+    assert run()[0] == 0

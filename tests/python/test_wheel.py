@@ -20,6 +20,7 @@ from pathlib import Path
 import build_wheels  # conftest puts tools/release/ on the path
 import nvfp4_moe as nv
 import pytest
+import wheel_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -186,7 +187,8 @@ def test_the_tool_is_installed(installed):
 def test_release_wheel(work, sdist, version):
     """A release's wheel needs no newer glibc than that of its tag, and passes the tests. From 3.12 on it is one file."""
     interpreter = interpreter_of(version)
-    release = build_wheels.Release(platform.machine(), bool(nv._core.built_with_cuda))
+    sources = wheel_tool.hash_sources(ROOT)
+    release = build_wheels.Release(platform.machine(), bool(nv._core.built_with_cuda), sources)
     wheel = build_wheels.build_wheel(sdist, work / "release", work, interpreter, BUILD, release)
     python, abi, tags = wheel.name.removesuffix(".whl").split("-")[2:]
     assert (python, abi) == (("cp311", "cp311") if version == FAST_VERSION else ("cp312", "abi3"))
@@ -194,6 +196,7 @@ def test_release_wheel(work, sdist, version):
     with zipfile.ZipFile(wheel) as opened:
         (name,) = [name for name in opened.namelist() if name.endswith(".so")]
         module = opened.extract(name, work / f"release-{version}")
+        assert opened.read(wheel_tool.RECORD).decode() == f"{sources}\n", "./dev demo takes a wheel of its sources only"
     said = subprocess.run(["readelf", "-WV", module], capture_output=True, text=True, check=True).stdout
     versions = [tuple(map(int, number.split("."))) for number in re.findall(r"Name: GLIBC_([\d.]+)", said)]
     assert versions and max(versions) <= (2, 28), max(versions)

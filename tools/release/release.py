@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = {
     "wheel": ("nvfp4_moe-*.tar.gz", "nvfp4_moe-*.whl"),
     "wheel --cuda": ("nvfp4_moe_cu13-*.whl",),
-    "package": ("*.deb",),
+    "package --make": ("*.deb",),
 }
 LINTERS = (
     ("check-jsonschema", "--builtin-schema", "vendor.github-workflows", ".github/workflows/*.yml"),

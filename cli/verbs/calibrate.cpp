@@ -72,14 +72,17 @@ Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
   if (!verb.moments.empty()) {
     report.json()["moments"] = verb.moments;
     report.fact("moments",
-                fmt::format("{}: for nvfp4-moe quantize IN OUT --search sweep --calibration {}",
-                            verb.moments, shell_quoted(verb.moments)));
+                fmt::format("{}: for nvfp4-moe quantize {} OUT --search sweep --calibration {}",
+                            verb.moments, shell_quoted(verb.path), shell_quoted(verb.moments)));
   }
   if (verb.write.empty()) {
-    report.fact("next", checkpoint.model().format == SourceFormat::kFloat
-                            ? "nvfp4-moe quantize IN OUT --input-scales FILE, FILE being this "
-                              "command's --json output"
-                            : "the same command with --write OUT makes a copy with these scales");
+    report.fact("next",
+                checkpoint.model().format == SourceFormat::kFloat
+                    ? fmt::format("nvfp4-moe quantize {} OUT --input-scales FILE, FILE being "
+                                  "this command's --json output",
+                                  shell_quoted(verb.path))
+                    : std::string("the same command with --write OUT makes a copy with "
+                                  "these scales"));
     return {};
   }
   {

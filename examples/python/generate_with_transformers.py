@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from pathlib import Path
 
 import torch
 from nvfp4_moe.transformers import Nvfp4Experts, Nvfp4LinearModule, Nvfp4MoeConfig, enable
@@ -26,7 +27,12 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--activation-format", choices=("nvfp4", "bf16"), help="default: as the checkpoint declares")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quantize", action="store_true", help="MODEL is in floats: quantize its experts in memory")
-    return parser.parse_args(argv)
+    chosen = parser.parse_args(argv)
+    if not Path(chosen.model).exists() and (chosen.model.count("/") > 1 or chosen.model.startswith((".", "/"))):
+        parser.error(
+            f"model: expected a directory or a hub id such as OWNER/NAME, got {chosen.model}, which does not exist"
+        )
+    return chosen
 
 
 def load(chosen: argparse.Namespace) -> torch.nn.Module:

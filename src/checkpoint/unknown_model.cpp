@@ -104,7 +104,7 @@ Status check_complete(const FindingList& findings, bool& order) {
     const bool open =
         std::any_of(kOpen.begin(), kOpen.end(), [&](const char* id) { return finding.id == id; }) ||
         (finding.id == "ignored_tensor" && finding.actual.starts_with("shared expert in a form"));
-    if (open || finding.severity == Severity::kError) return bad_input(to_string(finding));
+    if (open || finding.severity == Severity::kError) return error_of(finding, 0);
   }
   return {};
 }

@@ -46,11 +46,10 @@ void add_notes(const QuantizeOptions& options, const OutputPlan& plan,
   int64_t uncalibrated = 0;
   for (const int64_t layer : layers) uncalibrated += !options.input_scales.contains(layer);
   if (uncalibrated > 0)
-    result.notes.push_back(
-        fmt::format("input_scale is 1.0 in {} of {} layers: not calibrated (activations up to 2688 "
-                    "are representable; "
-                    "`calibrate` measures)",
-                    uncalibrated, layers.size()));
+    result.notes.push_back(fmt::format(
+        "input_scale is 1.0 in {} of {} layers: not measured (activations up to 2688 "
+        "are representable; `calibrate --json` measures, `--input-scales` takes the result)",
+        uncalibrated, layers.size()));
   if (!options.share_gate_up_scale)
     result.notes.push_back(
         "gate and up keep their own tensor scales: engines that use gate's for both (vLLM) read up "
@@ -171,7 +170,7 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
         fmt::format("{}: expected experts without biases, got a {}, which loads as it is", in,
                     checkpoint.model().model_type));
   for (const Finding& finding : checkpoint.findings()) {
-    if (finding.severity == Severity::kError) return bad_input(to_string(finding));
+    if (finding.severity == Severity::kError) return error_of(finding, 0);
   }
   NVFP4_MOE_ASSIGN(const std::set<int64_t> layers,
                    choose_layers(checkpoint.model(), options.layers));

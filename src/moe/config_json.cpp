@@ -114,8 +114,7 @@ struct Reader {
     NVFP4_MOE_ASSIGN(const Json* json_value, get(name));
     if (!json_value->is_string()) return wrong(name, "a name", *json_value);
     const auto parsed = parse<Enum>(json_value->text());
-    if (!parsed.ok())
-      return bad_input(std::string("config ") + name + ": " + parsed.status().message());
+    if (!parsed.ok()) return bad_input("config " + parsed.status().message());  // names the field
     value = *parsed;
     return {};
   }

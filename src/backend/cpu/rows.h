@@ -248,6 +248,9 @@ void swiglu_rows(const MoeOptions& options, const SwigluRows& rows) {
         break;
       }
       case Activation::kRelu2: break;  // no gate: see round_rows
+      case Activation::kGelu:
+      case Activation::kGeluTanh:
+      case Activation::kSitu: break;  // declined
     }
     if (tail != 0) h = with_tail(options, rows, i, tail, h);
     if (rows.weight != nullptr) h = h * splat(rows.weight[i]);

@@ -111,12 +111,10 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(report.common().device));
   const MoeOptions& sizes = config.options();
   report.fact("layer", sizes_text(subject));
-  report.fact(
-      "numbers",
-      fmt::format("{}{}, {} activations, router weight {}, rows {}{}", to_string(sizes.activation),
-                  sizes.swiglu_limit ? fmt::format(" L={:g}", *sizes.swiglu_limit) : "",
-                  to_string(sizes.activation_format), to_string(sizes.router_weight),
-                  to_string(sizes.row_format), sizes.expert_biases ? ", expert biases" : ""));
+  report.fact("numbers", fmt::format("{}, {} activations, router weight {}, rows {}{}",
+                                     activation_text(sizes), to_string(sizes.activation_format),
+                                     to_string(sizes.router_weight), to_string(sizes.row_format),
+                                     sizes.expert_biases ? ", expert biases" : ""));
   report.fact("device", fmt::format("{}, {} {}, {}", device.name, device.compute_units,
                                     device.kind == DeviceKind::kCpu ? "threads" : "multiprocessors",
                                     bytes_text(static_cast<uint64_t>(device.memory_bytes))));

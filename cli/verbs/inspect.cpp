@@ -41,8 +41,6 @@ void report_model(const Checkpoint& checkpoint, Report& report) {
                           index.files().size() == 1 ? "" : "s", bytes_text(index.size_bytes()),
                           index.tensors().size(),
                           model.producer.empty() ? "" : ", written by " + model.producer));
-  std::string activation = to_string(sizes.activation);
-  if (sizes.swiglu_limit) activation += fmt::format(" L={:g}", *sizes.swiglu_limit);
   report.fact(
       "model",
       fmt::format("{} ({}): {} MoE layers ({}), {} experts, top-{}{}, hidden {}, intermediate {}",
@@ -53,8 +51,8 @@ void report_model(const Checkpoint& checkpoint, Report& report) {
           (sizes.hidden_size == model.model_hidden_size
                ? ""
                : fmt::format(", after a projection from the model's {}", model.model_hidden_size)));
-  report.fact("numbers",
-              fmt::format("{}, router weight {}", activation, to_string(sizes.router_weight)));
+  report.fact("numbers", fmt::format("{}, router weight {}", activation_text(sizes),
+                                     to_string(sizes.router_weight)));
   Json& json = report.json();
   json["path"] = index.directory();
   json["format"] = to_string(model.format);
@@ -77,6 +75,10 @@ void report_model(const Checkpoint& checkpoint, Report& report) {
   json["intermediate_size"] = sizes.intermediate_size;
   json["activation"] = to_string(sizes.activation);
   json["swiglu_limit"] = sizes.swiglu_limit ? Json(*sizes.swiglu_limit) : Json(nullptr);
+  if (sizes.activation == Activation::kSitu) {
+    json["situ_gate_limit"] = *sizes.situ_gate_limit;
+    json["situ_up_limit"] = *sizes.situ_up_limit;
+  }
   json["router_weight"] = to_string(sizes.router_weight);
 }
 

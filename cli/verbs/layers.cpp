@@ -56,6 +56,14 @@ void report_activations(const std::vector<LayerActivations>& layers, Report& rep
   report.json()["activations"] = json;
 }
 
+std::string activation_text(const MoeOptions& options) {
+  std::string text = to_string(options.activation);
+  if (options.swiglu_limit) text += fmt::format(" L={:g}", *options.swiglu_limit);
+  if (options.situ_gate_limit) text += fmt::format(" b={:g}", *options.situ_gate_limit);
+  if (options.situ_up_limit) text += fmt::format(" l={:g}", *options.situ_up_limit);
+  return text;
+}
+
 const char* result_text(const BackendReport& choice) {
   return choice.chosen ? "chosen" : choice.supported ? "not chosen" : "refused";
 }

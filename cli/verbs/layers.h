@@ -21,6 +21,9 @@ Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::st
 // "0-2,5,7-9".
 std::string list_text(const std::vector<int64_t>& ascending);
 
+// "swiglu_clamped L=10", "situ b=4 l=25".
+std::string activation_text(const MoeOptions& options);
+
 // "chosen", "not chosen" (it supports the layer) or "refused" (it does not).
 const char* result_text(const BackendReport& choice);
 

@@ -71,7 +71,7 @@ enum {
   NVFP4_MOE_DTYPE_I64 = 5
 };
 
-/* g, u: gate and up, L: swiglu_limit, a: swiglu_alpha. */
+/* g, u: gate and up, L: swiglu_limit, a: swiglu_alpha, b: situ_gate_limit, l: situ_up_limit. */
 typedef int32_t nvfp4_moe_activation;
 enum {
   NVFP4_MOE_ACTIVATION_SWIGLU = 0,         /* silu(g) * u */
@@ -79,7 +79,10 @@ enum {
   NVFP4_MOE_ACTIVATION_SWIGLU_STEP = 2,    /* min(silu(g), L) * clamp(u, -L, L): Step-3.5 */
   /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1), gpt-oss */
   NVFP4_MOE_ACTIVATION_SWIGLU_OAI = 3,
-  NVFP4_MOE_ACTIVATION_RELU2 = 4 /* relu(u)^2; experts have no gate: Nemotron-3 */
+  NVFP4_MOE_ACTIVATION_RELU2 = 4,     /* relu(u)^2; experts have no gate: Nemotron-3 */
+  NVFP4_MOE_ACTIVATION_GELU = 5,      /* gelu(g) * u, gelu(x) = x Phi(x) */
+  NVFP4_MOE_ACTIVATION_GELU_TANH = 6, /* the same with gelu's approximation by tanh: Gemma-4 */
+  NVFP4_MOE_ACTIVATION_SITU = 7       /* b tanh(g/b) sigmoid(g) * l tanh(u/l): Kimi-K3 */
 };
 typedef int32_t nvfp4_moe_format; /* of activations */
 enum {
@@ -186,8 +189,8 @@ typedef struct nvfp4_moe_config {
   int64_t intermediate_size;        /* multiple of 16; this rank's slice under tensor parallel */
   int64_t shared_intermediate_size; /* 0: no shared expert */
   nvfp4_moe_activation activation;
-  float swiglu_limit; /* L; 0: none (required by the activations between SWIGLU and RELU2, refused
-                         by those) */
+  float swiglu_limit; /* L; 0: none (required by SWIGLU_CLAMPED, SWIGLU_STEP and SWIGLU_OAI, refused
+                         by the others) */
   float swiglu_alpha; /* of SWIGLU_OAI; 0: 1.702, its value for all other activations too */
   nvfp4_moe_format activation_format;
   nvfp4_moe_scale activation_scale;
@@ -200,6 +203,8 @@ typedef struct nvfp4_moe_config {
   int32_t batch_invariant; /* 0 or 1 */
   int32_t expert_biases;   /* 0 or 1: gate, up and down of the routed experts have biases */
   int32_t reserved;        /* 0 */
+  float situ_gate_limit;   /* b; 0: none (required by SITU, refused by the others) */
+  float situ_up_limit;     /* l; 0: none (likewise) */
 } nvfp4_moe_config;
 
 /* ---- exchange: ranks that each hold some of a layer's experts ---- */
@@ -693,6 +698,8 @@ typedef struct nvfp4_moe_swiglu {
                           quantize_dynamic_token */
   int32_t interleaved; /* 1: g0 u0 g1 u1 ...; 0: all of gate, then all of up */
   nvfp4_moe_dtype dtype;
+  float situ_gate_limit; /* as in nvfp4_moe_config */
+  float situ_up_limit;
 } nvfp4_moe_swiglu;
 /* Computes gemm2's input from gemm1's output in one pass: h = activation(gate, up) * row_weight,
  * rounded to bf16 once, quantized. gate_up: (rows, 2 inner) of BF16 (default), F16 or F32, inner a

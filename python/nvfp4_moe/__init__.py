@@ -195,6 +195,8 @@ def swiglu_quantize(
     interleaved: bool = False,
     row_weights: Any = None,
     power_of_two: float | None = None,
+    situ_gate_limit: float | None = None,
+    situ_up_limit: float | None = None,
 ) -> tuple[Any, Any, Any]:
     """Applies the activation to gemm1's output and quantizes the result for gemm2, in one pass.
 
@@ -202,7 +204,7 @@ def swiglu_quantize(
 
     Args:
         gate_up: (..., 2 I) of float32, float16 or bfloat16, I a multiple of 16: all of gate, then all of up.
-        activation, swiglu_limit, swiglu_alpha: As in MoeConfig.
+        activation, swiglu_limit, swiglu_alpha, situ_gate_limit, situ_up_limit: As in MoeConfig.
         interleaved: gate_up alternates instead: g0 u0 g1 u1 and so on.
         row_weights: float32 (...), the router weights for router_weight "before_down". None multiplies by nothing.
         power_of_two: The tensor scale of every row. None gives each row its own, as quantize(mode="dynamic_token")
@@ -216,7 +218,15 @@ def swiglu_quantize(
         ValueError: Wrong shapes, dtypes or options.
     """
     return _core.swiglu_quantize(
-        gate_up, activation, swiglu_limit, swiglu_alpha, interleaved, row_weights, power_of_two
+        gate_up,
+        activation,
+        swiglu_limit,
+        swiglu_alpha,
+        interleaved,
+        row_weights,
+        power_of_two,
+        situ_gate_limit,
+        situ_up_limit,
     )
 
 

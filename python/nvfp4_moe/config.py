@@ -38,12 +38,15 @@ class MoeConfig:
         top_k: Experts per token.
         hidden_size: A multiple of 16.
         intermediate_size: A multiple of 16; under tensor parallel, this rank's slice.
-        activation: With g = gate, u = up, L = swiglu_limit, a = swiglu_alpha:
+        activation: With g = gate, u = up, L = swiglu_limit, a = swiglu_alpha, b = situ_gate_limit, l = situ_up_limit:
             "swiglu": silu(g)*u
             "swiglu_clamped": silu(min(g,L))*clamp(u,-L,L)
             "swiglu_step": min(silu(g),L)*clamp(u,-L,L)
             "swiglu_oai": g=min(g,L), u=clamp(u,-L,L): g*sigmoid(a*g)*(u+1)
             "relu2": relu(u)^2, for experts without a gate, as in Nemotron-3
+            "gelu": gelu(g)*u, with gelu(x) = x*Phi(x)
+            "gelu_tanh": the same with gelu's approximation by tanh, as in Gemma-4
+            "situ": b*tanh(g/b)*sigmoid(g) * l*tanh(u/l), as in Kimi-K3
         swiglu_limit: Required by "swiglu_clamped", "swiglu_step" and "swiglu_oai".
         activation_format: How activations are quantized before both GEMMs.
             "nvfp4": to NVFP4 (W4A4).
@@ -56,7 +59,8 @@ class MoeConfig:
             "static": the layer's input scale rounded up to a power of two, times static_headroom.
             "vllm_order": the input scale as it is, with vLLM's order of operations.
         intermediate_scale: The scale of the activation's output: "dynamic_token"; "fixed", one power of two
-            (intermediate_fixed, else derived from swiglu_limit, else 16 times the input scale); or "vllm_order".
+            (intermediate_fixed, else derived from the activation's limits, else 16 times the input scale); or
+            "vllm_order".
         router_weight: When the router weight is multiplied: "after_down"; "before_down", before the intermediate is
             quantized; or "on_input", to hidden before it is quantized, for the routed experts only (requires top_k 1).
         row_format: The dtype of gemm2's rows before they are combined, "bf16" or "fp32".
@@ -68,6 +72,8 @@ class MoeConfig:
         shared_intermediate_size: The intermediate size of a shared expert; 0 if there is no shared expert.
         expert_biases: The routed experts have biases, as in gpt-oss. They are added in float32 to gemm1's gate and up
             before the activation, and to gemm2's rows.
+        situ_gate_limit: b above; required by "situ".
+        situ_up_limit: l above; required by "situ".
 
     Raises:
         ValueError: Names the field, the legal values and what it got.
@@ -91,6 +97,8 @@ class MoeConfig:
     max_router_weight: float = 1.0
     shared_intermediate_size: int = 0
     expert_biases: bool = False
+    situ_gate_limit: float | None = None
+    situ_up_limit: float | None = None
 
     def __post_init__(self) -> None:
         _core.check_config(self.to_json())

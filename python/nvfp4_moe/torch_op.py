@@ -7,8 +7,8 @@
     quantize(Tensor x, str mode="weights", float? tensor_scale=None, str search="max") -> (Tensor, Tensor, Tensor)
     dequantize(Tensor codes, Tensor scales, Tensor tensor_scale, ScalarType dtype=float32) -> Tensor
     swiglu_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702,
-                      bool interleaved=False, Tensor? row_weights=None, float? power_of_two=None)
-                      -> (Tensor, Tensor, Tensor)
+                      bool interleaved=False, Tensor? row_weights=None, float? power_of_two=None,
+                      float? situ_gate_limit=None, float? situ_up_limit=None) -> (Tensor, Tensor, Tensor)
     swizzle_scales(Tensor scales) -> Tensor unswizzle_scales(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor
     router_gemm(Tensor hidden, Tensor weight, *, ScalarType logits_dtype=bfloat16) -> Tensor router_gemm.out(the same,
     Tensor(a!) out) -> () select_experts(Tensor logits, int top_k, str scoring="softmax", bool renormalize=False, float
@@ -188,6 +188,8 @@ def _silu_mul_kernel(
     interleaved: bool = False,
     row_weights: Tensor | None = None,
     power_of_two: float | None = None,
+    situ_gate_limit: float | None = None,
+    situ_up_limit: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _silu_mul_quantize(
         gate_up,
@@ -197,6 +199,8 @@ def _silu_mul_kernel(
         interleaved=interleaved,
         row_weights=row_weights,
         power_of_two=power_of_two,
+        situ_gate_limit=situ_gate_limit,
+        situ_up_limit=situ_up_limit,
     )
 
 
@@ -208,6 +212,8 @@ def _silu_mul_fake(
     interleaved: bool = False,
     row_weights: Tensor | None = None,
     power_of_two: float | None = None,
+    situ_gate_limit: float | None = None,
+    situ_up_limit: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, both = gate_up.shape
     return (
@@ -219,7 +225,8 @@ def _silu_mul_fake(
 
 _op(
     'swiglu_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702, '
-    "bool interleaved=False, Tensor? row_weights=None, float? power_of_two=None) -> (Tensor, Tensor, Tensor)",
+    "bool interleaved=False, Tensor? row_weights=None, float? power_of_two=None, float? situ_gate_limit=None, "
+    "float? situ_up_limit=None) -> (Tensor, Tensor, Tensor)",
     _silu_mul_kernel,
     _silu_mul_fake,
 )

@@ -103,7 +103,8 @@ Three quantize(nb::handle x_object, const std::string& mode, std::optional<doubl
 
 Three swiglu_quantize(nb::handle gate_up_object, const std::string& activation,
                       std::optional<double> swiglu_limit, double swiglu_alpha, bool interleaved,
-                      nb::handle row_weights, std::optional<double> power_of_two) {
+                      nb::handle row_weights, std::optional<double> power_of_two,
+                      std::optional<double> situ_gate_limit, std::optional<double> situ_up_limit) {
   const Tensor gate_up = Tensor::contiguous(gate_up_object, "gate_up");
   const Rows rows(gate_up, gate_up.is_floating(),
                   "(..., 2 I) bfloat16 (or its bits as uint16), float16 or float32", 2);
@@ -112,6 +113,8 @@ Three swiglu_quantize(nb::handle gate_up_object, const std::string& activation,
   call.activation = take(parse<Activation>(activation));
   if (swiglu_limit) call.swiglu_limit = static_cast<float>(*swiglu_limit);
   call.swiglu_alpha = static_cast<float>(swiglu_alpha);
+  if (situ_gate_limit) call.situ_gate_limit = static_cast<float>(*situ_gate_limit);
+  if (situ_up_limit) call.situ_up_limit = static_cast<float>(*situ_up_limit);
   call.gate_up = gate_up.data();
   call.dtype = gate_up.dtype();
   call.rows = rows.rows;
@@ -313,7 +316,8 @@ void bind_formats(nb::module_& m) {
         nb::arg("search"), nb::arg("channel_weights").none());
   m.def("swiglu_quantize", &swiglu_quantize, nb::arg("gate_up"), nb::arg("activation"),
         nb::arg("swiglu_limit").none(), nb::arg("swiglu_alpha"), nb::arg("interleaved"),
-        nb::arg("row_weights").none(), nb::arg("power_of_two").none());
+        nb::arg("row_weights").none(), nb::arg("power_of_two").none(),
+        nb::arg("situ_gate_limit").none(), nb::arg("situ_up_limit").none());
   m.def("dequantize", &dequantize, nb::arg("codes"), nb::arg("scales"), nb::arg("tensor_scale"),
         nb::arg("dtype"));
   m.def("convert_to_fp8", &to_fp8, nb::arg("codes"), nb::arg("scales"), nb::arg("tensor_scale"),

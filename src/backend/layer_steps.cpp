@@ -113,17 +113,22 @@ Result<float> vllm_order_scale(const std::optional<float>& scale, const char* se
   return given;
 }
 
-// Upper bound of |SwiGLU's output|; 0 if the activation has no bound. The gate's factor is at most
-// L, and at least -0.2785 (the minimum of silu; that of g sigmoid(a g) is 1/a times it), which
-// matters for small L.
+// Upper bound of |the activation's output|; 0 if the activation has no bound. The gate's factor of
+// the functions with swiglu_limit is at most L, and at least -0.2785 (the minimum of silu; that of
+// g sigmoid(a g) is 1/a times it), which matters for small L.
 double activation_bound(const MoeConfig& config) {
-  if (config->activation == Activation::kSwiglu || !config->swiglu_limit.has_value()) return 0;
-  constexpr double kSiluDepth = 0.27846455;  // 0.278464542..., rounded up
-  const double limit = *config->swiglu_limit;
-  const bool oai = config->activation == Activation::kSwigluOai;
-  const double gate =
-      std::max(limit, oai ? kSiluDepth / static_cast<double>(config->swiglu_alpha) : kSiluDepth);
-  double bound = gate * (oai ? limit + 1 : limit);
+  double bound = 0;
+  if (config->activation == Activation::kSitu) {
+    bound =
+        static_cast<double>(*config->situ_gate_limit) * static_cast<double>(*config->situ_up_limit);
+  } else if (has_swiglu_limit(config->activation)) {
+    constexpr double kSiluDepth = 0.27846455;  // 0.278464542..., rounded up
+    const double limit = *config->swiglu_limit;
+    const bool oai = config->activation == Activation::kSwigluOai;
+    const double gate =
+        std::max(limit, oai ? kSiluDepth / static_cast<double>(config->swiglu_alpha) : kSiluDepth);
+    bound = gate * (oai ? limit + 1 : limit);
+  }
   if (config->router_weight == RouterWeight::kBeforeDown)
     bound *= std::max(1.0, static_cast<double>(config->max_router_weight));
   return bound;
@@ -141,11 +146,15 @@ Result<float> clamp_scale(const MoeConfig& config, double bound) {
     const float scale = power_of_two_scale(bound, range);
     if (least * static_cast<double>(scale) < 1) return scale;
   }
-  return invalid_argument(
-      "intermediate_scale fixed: expected a swiglu_limit whose bound of the activation's output, " +
-      text(bound) + ", leaves values of 1 above 0, got swiglu_limit " +
-      text(*config->swiglu_limit) +
-      "; give intermediate_fixed, or take intermediate_scale dynamic_token");
+  const bool situ = config->activation == Activation::kSitu;
+  return invalid_argument(std::string("intermediate_scale fixed: expected a ") +
+                          (situ ? "situ_gate_limit and a situ_up_limit" : "swiglu_limit") +
+                          " whose bound of the activation's output, " + text(bound) +
+                          ", leaves values of 1 above 0, got " +
+                          (situ ? "situ_gate_limit " + text(*config->situ_gate_limit) +
+                                      " and situ_up_limit " + text(*config->situ_up_limit)
+                                : "swiglu_limit " + text(*config->swiglu_limit)) +
+                          "; give intermediate_fixed, or take intermediate_scale dynamic_token");
 }
 
 Result<float> hidden_scale(const MoeConfig& config, const LayerScales& scales) {
@@ -175,8 +184,7 @@ Result<float> intermediate_scale(const MoeConfig& config, const LayerScales& sca
       if (config->intermediate_fixed.has_value()) return *config->intermediate_fixed;
       if (const double bound = activation_bound(config); bound > 0)
         return clamp_scale(config, bound);
-      const char* setting =
-          "intermediate_scale fixed without a given power of two or a swiglu limit";
+      const char* setting = "intermediate_scale fixed without a given power of two or a limit";
       NVFP4_MOE_ASSIGN(const float scale,
                        checkpoint_scale(scales.intermediate, setting, "down input_scale"));
       return static_row_scale(config->activation_format,

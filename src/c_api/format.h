@@ -22,9 +22,11 @@ inline Result<formats::SwigluQuantize> read_swiglu(const nvfp4_moe_swiglu* optio
                                                    const QuantizedRows& out) {
   NVFP4_MOE_ASSIGN(const nvfp4_moe_swiglu o, read_struct("options", options));
   formats::SwigluQuantize call;
-  NVFP4_MOE_ASSIGN(call.activation, read_enum("activation", o.activation, Activation::kSwigluOai));
+  NVFP4_MOE_ASSIGN(call.activation, read_enum("activation", o.activation, Activation::kSitu));
   call.swiglu_limit = unless_zero(o.swiglu_limit);
   call.swiglu_alpha = unless_zero(o.swiglu_alpha).value_or(call.swiglu_alpha);
+  call.situ_gate_limit = unless_zero(o.situ_gate_limit);
+  call.situ_up_limit = unless_zero(o.situ_up_limit);
   if (o.interleaved != 0 && o.interleaved != 1)
     return invalid_argument("interleaved: expected 0 or 1, got " + std::to_string(o.interleaved));
   call.interleaved = o.interleaved == 1;

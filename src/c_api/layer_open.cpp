@@ -21,9 +21,11 @@ Result<MoeOptions> read_config(const nvfp4_moe_config* config) {
   options.hidden_size = c.hidden_size;
   options.intermediate_size = c.intermediate_size;
   options.shared_intermediate_size = c.shared_intermediate_size;
-  NVFP4_MOE_ASSIGN(options.activation, read_enum("activation", c.activation, Activation::kRelu2));
+  NVFP4_MOE_ASSIGN(options.activation, read_enum("activation", c.activation, Activation::kSitu));
   if (c.swiglu_limit != 0.0f) options.swiglu_limit = c.swiglu_limit;
   if (c.swiglu_alpha != 0.0f) options.swiglu_alpha = c.swiglu_alpha;
+  if (c.situ_gate_limit != 0.0f) options.situ_gate_limit = c.situ_gate_limit;
+  if (c.situ_up_limit != 0.0f) options.situ_up_limit = c.situ_up_limit;
   if (c.activation_format == NVFP4_MOE_FORMAT_AUTO)
     return invalid_argument(
         "activation_format: expected a format, got AUTO, which is for "
@@ -63,6 +65,8 @@ nvfp4_moe_config to_c(const MoeOptions& options) {
   c.activation = static_cast<int32_t>(options.activation);
   c.swiglu_limit = options.swiglu_limit.value_or(0.0f);
   c.swiglu_alpha = options.swiglu_alpha;
+  c.situ_gate_limit = options.situ_gate_limit.value_or(0.0f);
+  c.situ_up_limit = options.situ_up_limit.value_or(0.0f);
   c.activation_format = static_cast<int32_t>(options.activation_format);
   c.activation_scale = static_cast<int32_t>(options.activation_scale);
   c.intermediate_scale = static_cast<int32_t>(options.intermediate_scale);

@@ -1,6 +1,5 @@
 // Reads, with checks, the fields that a model type's row lists (model_types.h). model_layers.cpp
-// reads which layers have experts.
-// Long because each key of each family's config is read with its checks.
+// reads which layers have experts, model_activation.cpp their activation.
 #include "checkpoint/model_config.h"
 
 #include <fmt/format.h>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "checkpoint/config_fields.h"
+#include "checkpoint/model_activation.h"
 #include "checkpoint/model_layers.h"
 #include "checkpoint/model_types.h"
 #include "checkpoint/names.h"
@@ -71,120 +71,6 @@ Status read_layer_limits(const json& config, int64_t count, std::map<int64_t, fl
                       layer, describe_json(entry)));
     }
     limits[layer] = *limit;
-  }
-  return {};
-}
-
-// Nemotron-H has separate fields for the activations of its experts and of its Mamba layers.
-Status read_relu2(const json& config, const ModelRow& row, MoeOptions& options) {
-  constexpr const char* kKey = "mlp_hidden_act";
-  const json* value = member(config, kKey);
-  if (value == nullptr) return missing_field(kKey, row.model_type);
-  if (*value != json("relu2"))
-    return unsupported(fmt::format("config.json {}: expected relu2 for {}, got {}", kKey,
-                                   row.model_type, describe_json(*value)));
-  options.activation = Activation::kRelu2;
-  return {};
-}
-
-// Refuses limits of each layer, as vLLM reads them for Ling-3. 0 or null: none.
-Status check_no_limit_lists(const json& config, const ModelRow& row) {
-  for (const char* key : {"expert_swiglu_limit_list", "share_expert_swiglu_limit_list"}) {
-    const json* list = member(config, key);
-    if (list == nullptr) continue;
-    const bool none =
-        list->is_array() && std::all_of(list->begin(), list->end(), [](const json& one) {
-          return one.is_null() || one == json(0) || one == json(0.0);
-        });
-    if (!none)
-      return unsupported(fmt::format("config.json {}: a clamp of {}, which is not implemented", key,
-                                     row.model_type));
-  }
-  return {};
-}
-
-Status read_activation(const json& config, const ModelRow& row, MoeOptions& options) {
-  if (row.activation == ActRule::kRelu2) return read_relu2(config, row, options);
-  std::string act;
-  for (const char* key : {"hidden_act", "hidden_activation"}) {
-    const json* value = member(config, key);
-    if (value == nullptr) continue;
-    if (!value->is_string()) {
-      return bad_input(
-          fmt::format("config.json {}: expected a string, got {}", key, describe_json(*value)));
-    }
-    act = value->get<std::string>();
-    break;
-  }
-  if (act == "situ") return unsupported("config.json hidden_act: situ (SiTU) is not implemented");
-  const bool silu = act == "silu" || act == "swish";
-  const bool oai = row.activation == ActRule::kOai && (act == "swigluoai" || act == "swiglu_oai");
-  if (act.empty() && row.activation == ActRule::kSilu)
-    return missing_field("hidden_act", row.model_type);
-  if (!act.empty() && !silu && !oai) {
-    return unsupported(fmt::format("config.json hidden_act: expected silu for {}, got '{}'",
-                                   row.model_type, printable(act)));
-  }
-  // swiglu_oai adds 1 to up.
-  if (const json* beta = member(config, "swiglu_beta");
-      (row.activation == ActRule::kOai || row.activation == ActRule::kGptOss) && beta != nullptr &&
-      *beta != json(1) && *beta != json(1.0))
-    return unsupported(fmt::format("config.json swiglu_beta: expected 1 for {}, got {}",
-                                   row.model_type, describe_json(*beta)));
-  switch (row.activation) {
-    case ActRule::kSilu:
-      options.activation = Activation::kSwiglu;
-      for (const char* key : {"swiglu_limit", "swiglu_limits", "swiglu_alpha"}) {
-        if (member(config, key) != nullptr) {
-          return unsupported(fmt::format(
-              "config.json {}: {} is known here with plain silu(g)*u only", key, row.model_type));
-        }
-      }
-      return check_no_limit_lists(config, row);
-    case ActRule::kSiluAlone:
-    case ActRule::kStep:
-      options.activation = Activation::kSwiglu;
-      for (const char* key : {"swiglu_limit", "swiglu_alpha"})
-        if (member(config, key) != nullptr)
-          return unsupported(
-              fmt::format("config.json {}: {} is known here without it", key, row.model_type));
-      return {};
-    case ActRule::kClamped: {
-      options.activation = Activation::kSwigluClamped;
-      // 0 means no clamp in DeepSeek's own code, and is its default. Other families would clamp
-      // everything to 0.
-      if (const json* limit = member(config, "swiglu_limit");
-          limit != nullptr && *limit == json(0) && row.family == "deepseek_v4") {
-        options.activation = Activation::kSwiglu;
-        return {};
-      }
-      NVFP4_MOE_ASSIGN(options.swiglu_limit,
-                       required_positive(config, "swiglu_limit", row.model_type));
-      return {};
-    }
-    case ActRule::kOai: {
-      options.activation = Activation::kSwigluOai;
-      NVFP4_MOE_ASSIGN(options.swiglu_limit,
-                       required_positive(config, "swiglu_limit", row.model_type));
-      NVFP4_MOE_ASSIGN(options.swiglu_alpha,
-                       required_positive(config, "swiglu_alpha", row.model_type));
-      return {};
-    }
-    case ActRule::kRelu2: break;
-    case ActRule::kGptOss: {
-      // Both are constants of the model's code. Configs name only the limit, or neither.
-      options.activation = Activation::kSwigluOai;
-      options.swiglu_limit = 7.0f;
-      if (member(config, "swiglu_limit") != nullptr) {
-        NVFP4_MOE_ASSIGN(options.swiglu_limit,
-                         required_positive(config, "swiglu_limit", row.model_type));
-      }
-      if (member(config, "swiglu_alpha") != nullptr) {
-        NVFP4_MOE_ASSIGN(options.swiglu_alpha,
-                         required_positive(config, "swiglu_alpha", row.model_type));
-      }
-      return {};
-    }
   }
   return {};
 }
@@ -410,7 +296,7 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   NVFP4_MOE_ASSIGN(const std::optional<int64_t> top_k,
                    optional_int(config,
                                 {"num_experts_per_tok", "num_experts_per_token", "moe_topk",
-                                 "moe_k", "moe_top_k"},
+                                 "moe_k", "moe_top_k", "top_k_experts"},
                                 1, kMaxModelExperts));
   if (top_k) {
     options.top_k = *top_k;

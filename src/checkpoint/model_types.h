@@ -11,8 +11,20 @@
 namespace nvfp4_moe::internal {
 
 // kSiluAlone: a constant of the model's code that no field names. kStep: with a limit for each
-// layer, or without limits.
-enum class ActRule : uint8_t { kSilu, kSiluAlone, kClamped, kOai, kGptOss, kStep, kRelu2 };
+// layer, or without limits. kGelu: gelu or its approximation by tanh, by the field. kKimi:
+// silu, or situ with both limits. kSoftCapped: situ, whose two limits are the model's softcaps.
+enum class ActRule : uint8_t {
+  kSilu,
+  kSiluAlone,
+  kClamped,
+  kOai,
+  kGptOss,
+  kStep,
+  kRelu2,
+  kGelu,
+  kKimi,
+  kSoftCapped
+};
 enum class LayerRule : uint8_t {
   kAll,
   kFirstDense,

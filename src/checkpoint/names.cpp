@@ -35,6 +35,7 @@ constexpr FamilyNames kFamilies[] = {
     {"ernie", {"mlp"}, "shared_experts", false},
     {"exaone", {"mlp"}, "shared_experts", false},
     {"flint", {"mlp"}, "shared_expert", false},
+    {"gemma", {kNoBlock}, "", false},
     {"granite", {"block_sparse_moe"}, "shared_mlp", false, false, Stacks::kDottedInBlock, true},
     {"hunyuan", {"mlp"}, "shared_mlp", false},
     {"hunyuan_v3", {"mlp"}, "shared_mlp", false},

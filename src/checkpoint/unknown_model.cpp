@@ -47,6 +47,10 @@ bool reads_field(const ModelRow& row, std::string_view key) {
     case ActRule::kGptOss: return key == "swiglu_limit" || key == "swiglu_alpha";
     case ActRule::kStep: return key == "swiglu_limits";
     case ActRule::kRelu2: return key == "mlp_hidden_act";
+    case ActRule::kKimi:
+      return key == "activation_situ_beta" || key == "activation_situ_linear_beta";
+    case ActRule::kSoftCapped: return key == "mlp_gate_softcap" || key == "mlp_up_softcap";
+    case ActRule::kGelu:
     case ActRule::kSilu:
     case ActRule::kSiluAlone: return false;
   }
@@ -80,6 +84,8 @@ std::string described(const ModelInfo& model, const LayerEntry& entry) {
   if (sizes.swiglu_limit) text += fmt::format(", limit {}", *sizes.swiglu_limit);
   if (sizes.activation == Activation::kSwigluOai)
     text += fmt::format(", alpha {}", sizes.swiglu_alpha);
+  if (sizes.activation == Activation::kSitu)
+    text += fmt::format(", limits {} and {}", *sizes.situ_gate_limit, *sizes.situ_up_limit);
   for (const auto& [layer, limit] : model.swiglu_limits)
     text += fmt::format(", layer {} limit {}", layer, limit);
   text += fmt::format(", router weight {}", to_string(sizes.router_weight));
@@ -170,8 +176,11 @@ Status check_unread_fields(const Json& config, const ModelRow& row) {
       const std::string act = value.get<std::string>();
       const bool oai =
           row.activation == ActRule::kOai && (act == "swigluoai" || act == "swiglu_oai");
-      const bool silu = row.activation != ActRule::kRelu2 && (act == "silu" || act == "swish");
-      if (silu || oai) continue;
+      const bool silu = row.activation != ActRule::kRelu2 && row.activation != ActRule::kGelu &&
+                        (act == "silu" || act == "swish");
+      const bool gelu = row.activation == ActRule::kGelu && act.starts_with("gelu");
+      const bool situ = row.activation == ActRule::kKimi && act == "situ";
+      if (silu || oai || gelu || situ) continue;
       return unsupported(fmt::format(
           "config.json {}: '{}' may be the experts' activation, and family {} has another",
           printable(key), printable(act), row.model_type));

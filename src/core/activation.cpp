@@ -9,18 +9,13 @@
 
 namespace nvfp4_moe::internal {
 
-Result<GatedActivation> GatedActivation::make(Activation function, std::optional<float> limit,
-                                              float alpha) {
-  if (!has_gate(function))
+Result<GatedActivation> GatedActivation::make(MoeOptions options) {
+  if (!has_gate(options.activation))
     return invalid_argument(std::string("activation: expected one of gate and up, got ") +
-                            to_string(function));
+                            to_string(options.activation));
   // Applies the config's own rules and messages, on a layer of the smallest legal size.
-  MoeOptions options;
   options.num_experts = options.top_k = 1;
   options.hidden_size = options.intermediate_size = 16;
-  options.activation = function;
-  options.swiglu_limit = limit;
-  options.swiglu_alpha = alpha;
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
   return of(config.options());
 }

@@ -1,10 +1,13 @@
 // The activation functions of the contract (docs/explanation/numerics.md) on one pair of gemm1's
 // outputs, and the pass that applies a gated one to a row and quantizes the result.
 //
-// Everything is fp32 with one e^x (core/exp.h), so that hosts and devices give the same bits. NaN
-// stays NaN. The far tail of the sigmoid is computed in double, since 1 + e^-x overflows fp32
-// there. This is plain code for one element. Backends that vectorize it are compared with it. A
-// backend whose error bound allows a faster e^x passes its own.
+// The functions of swiglu are fp32 with one e^x (core/exp.h), so that hosts and devices give the
+// same bits. NaN stays NaN. The far tail of the sigmoid is computed in double, since 1 + e^-x
+// overflows fp32 there. This is plain code for one element. Backends that vectorize it are compared
+// with it. A backend whose error bound allows a faster e^x passes its own.
+//
+// kGelu, kGeluTanh and kSitu are computed in double and rounded once (core/gelu_situ.h). They have
+// functions of their own here, so that a kernel of the others need not contain them.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +16,7 @@
 #include "core/config.h"
 #include "core/dtype.h"
 #include "core/exp.h"
+#include "core/gelu_situ.h"
 #include "core/host_device.h"
 #include "core/quantize.h"
 #include "core/status.h"
@@ -21,23 +25,31 @@ namespace nvfp4_moe::internal {
 
 struct GatedActivation {
   Activation function = Activation::kSwiglu;
-  float limit = 0.0f;    // L; unused by kSwiglu and kRelu2
-  float alpha = 1.702f;  // a of kSwigluOai
+  float limit = 0.0f;       // L of kSwigluClamped, kSwigluStep and kSwigluOai
+  float alpha = 1.702f;     // a of kSwigluOai
+  float gate_limit = 0.0f;  // b of kSitu
+  float up_limit = 0.0f;    // l of kSitu
 
-  // kInvalidArgument if limit is missing, superfluous, or not positive and finite; if alpha is not;
-  // or if the function has no gate.
-  static Result<GatedActivation> make(Activation function, std::optional<float> limit, float alpha);
+  // Reads the activation and its numbers, not the sizes. kInvalidArgument as in MoeConfig::make, or
+  // if the function has no gate.
+  static Result<GatedActivation> make(MoeOptions options);
   static GatedActivation of(const MoeOptions& options) {
-    return {options.activation, options.swiglu_limit.value_or(0.0f), options.swiglu_alpha};
+    return {options.activation, options.swiglu_limit.value_or(0.0f), options.swiglu_alpha,
+            options.situ_gate_limit.value_or(0.0f), options.situ_up_limit.value_or(0.0f)};
   }
-  // kRelu2 does not read gate.
-  NVFP4_MOE_HOST_DEVICE float operator()(float gate, float up) const;
-  // exp computes e^x of a float. Let x be the argument of the sigmoid: once e^-x is infinite, the
-  // result is -0 or 0.
+  NVFP4_MOE_HOST_DEVICE float operator()(float gate, float up) const {
+    return is_gelu_or_situ(function) ? gelu_or_situ(gate, up) : swiglu_or_relu2(gate, up);
+  }
+  // Precondition: !is_gelu_or_situ(function). kRelu2 does not read gate.
+  NVFP4_MOE_HOST_DEVICE float swiglu_or_relu2(float gate, float up) const;
+  // Precondition: is_gelu_or_situ(function). Within 0.5001 ulp of the real number.
+  NVFP4_MOE_HOST_DEVICE float gelu_or_situ(float gate, float up) const;
+  // swiglu_or_relu2 with the caller's e^x of a float. Let x be the argument of the sigmoid: once
+  // e^-x is infinite, the result is -0 or 0.
   template <class Exp>
   NVFP4_MOE_HOST_DEVICE float apply(float gate, float up, const Exp& exp) const;
-  // The same if the argument of the sigmoid is below kSigmoidTail, within half an ulp. The function
-  // has a gate.
+  // swiglu_or_relu2 if the argument of the sigmoid is below kSigmoidTail, within half an ulp. The
+  // function has a gate.
   NVFP4_MOE_HOST_DEVICE float tail(float gate, float up) const;
 };
 // Below this, sigmoid(x) is e^x to 2^-92, and the gate is below every clamp.
@@ -72,6 +84,9 @@ NVFP4_MOE_HOST_DEVICE float GatedActivation::apply(float g, float u, const Exp& 
       return clamped * sigmoid(alpha * clamped) * (within(u, limit) + 1.0f);
     }
     case Activation::kRelu2: return relu2(u);
+    case Activation::kGelu:
+    case Activation::kGeluTanh:
+    case Activation::kSitu: break;  // see gelu_or_situ
   }
   return 0.0f;
 }
@@ -81,7 +96,7 @@ NVFP4_MOE_HOST_DEVICE float GatedActivation::apply(float g, float u, const Exp& 
 struct ExpSameEverywhere {
   NVFP4_MOE_HOST_DEVICE float operator()(float x) const { return exp_same_everywhere(x); }
 };
-NVFP4_MOE_HOST_DEVICE inline float GatedActivation::operator()(float g, float u) const {
+NVFP4_MOE_HOST_DEVICE inline float GatedActivation::swiglu_or_relu2(float g, float u) const {
   const float x = function == Activation::kSwigluOai ? alpha * g : g;
   return x < kSigmoidTail && function != Activation::kRelu2 ? tail(g, u)
                                                             : apply(g, u, ExpSameEverywhere());
@@ -95,6 +110,14 @@ NVFP4_MOE_HOST_DEVICE inline float GatedActivation::tail(float g, float u) const
                                                             : within(u, limit);
   return static_cast<float>(gate * (x < -708.0 ? 0.0 : exp_unrounded(x)) *
                             static_cast<double>(factor));
+}
+
+NVFP4_MOE_HOST_DEVICE inline float GatedActivation::gelu_or_situ(float g, float u) const {
+  switch (function) {
+    case Activation::kGelu: return gelu(g, u);
+    case Activation::kGeluTanh: return gelu_tanh(g, u);
+    default: return situ(g, u, gate_limit, up_limit);
+  }
 }
 
 // gemm1's output: row r holds `inner` gate and `inner` up values, of an activation dtype.

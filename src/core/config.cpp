@@ -46,16 +46,20 @@ Status check_power_of_two(const char* name, float value) {
                           text(value));
 }
 
-Status check_limit(const MoeOptions& o) {
-  if (o.activation == Activation::kSwiglu || o.activation == Activation::kRelu2) {
-    if (!o.swiglu_limit.has_value()) return {};
-    return invalid_argument(std::string("swiglu_limit: expected none with activation ") +
-                            to_string(o.activation) + ", got " + text(*o.swiglu_limit));
-  }
-  if (!o.swiglu_limit.has_value())
-    return invalid_argument(std::string("swiglu_limit: expected a limit with activation ") +
-                            to_string(o.activation) + ", got none");
-  return check_positive("swiglu_limit", *o.swiglu_limit);
+Status check_limit(const MoeOptions& o, const char* name, const std::optional<float>& limit,
+                   bool needed) {
+  if (needed && limit.has_value()) return check_positive(name, *limit);
+  if (!needed && !limit.has_value()) return {};
+  return invalid_argument(std::string(name) + ": expected " + (needed ? "a limit" : "none") +
+                          " with activation " + to_string(o.activation) + ", got " +
+                          (limit.has_value() ? text(*limit) : "none"));
+}
+
+Status check_limits(const MoeOptions& o) {
+  const bool situ = o.activation == Activation::kSitu;
+  NVFP4_MOE_TRY(check_limit(o, "swiglu_limit", o.swiglu_limit, has_swiglu_limit(o.activation)));
+  NVFP4_MOE_TRY(check_limit(o, "situ_gate_limit", o.situ_gate_limit, situ));
+  return check_limit(o, "situ_up_limit", o.situ_up_limit, situ);
 }
 
 Status check_alpha(const MoeOptions& o) {
@@ -150,7 +154,7 @@ Result<MoeConfig> MoeConfig::make(const MoeOptions& o) {
   NVFP4_MOE_TRY(check_named(o.intermediate_scale));
   NVFP4_MOE_TRY(check_router_weight(o));
   NVFP4_MOE_TRY(check_named(o.row_format));
-  NVFP4_MOE_TRY(check_limit(o));
+  NVFP4_MOE_TRY(check_limits(o));
   NVFP4_MOE_TRY(check_alpha(o));
   NVFP4_MOE_TRY(check_scale_option(o.activation_format, o.activation_scale));
   NVFP4_MOE_TRY(check_scale_option(o.activation_format, o.intermediate_scale));

@@ -19,6 +19,9 @@ enum class Activation : uint8_t {
   kSwigluStep,     // min(silu(g), L) * clamp(u, -L, L)                            Step-3.5
   kSwigluOai,      // g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss
   kRelu2,          // relu(u)^2, without a gate                                    Nemotron-3
+  kGelu,           // gelu(g) * u, gelu(x) = x Phi(x)
+  kGeluTanh,       // the same with gelu's approximation by tanh                   Gemma-4
+  kSitu,           // b tanh(g / b) sigmoid(g) * l tanh(u / l)                     Kimi-K3
 };
 enum class ActivationFormat : uint8_t {
   kNvfp4,      // W4A4
@@ -46,7 +49,7 @@ template <>
 struct EnumNames<Activation> {
   static constexpr const char* kWhat = "activation";
   static constexpr std::array kAll = {"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai",
-                                      "relu2"};
+                                      "relu2",  "gelu",           "gelu_tanh",   "situ"};
 };
 template <>
 struct EnumNames<ActivationFormat> {
@@ -78,6 +81,16 @@ struct EnumNames<RowFormat> {
 // with tensor scale 1, so loops over rows skip it. Code that counts matrices calls this function.
 NVFP4_MOE_HOST_DEVICE constexpr bool has_gate(Activation activation) {
   return activation != Activation::kRelu2;
+}
+// The functions of core/gelu_situ.h. Kernels hold either these or the others.
+NVFP4_MOE_HOST_DEVICE constexpr bool is_gelu_or_situ(Activation activation) {
+  return activation == Activation::kGelu || activation == Activation::kGeluTanh ||
+         activation == Activation::kSitu;
+}
+// Whether the function needs swiglu_limit.
+constexpr bool has_swiglu_limit(Activation activation) {
+  return activation == Activation::kSwigluClamped || activation == Activation::kSwigluStep ||
+         activation == Activation::kSwigluOai;
 }
 constexpr int64_t gate_rows(Activation activation, int64_t intermediate_size) {
   return has_gate(activation) ? intermediate_size : 0;
@@ -111,7 +124,8 @@ struct MoeOptions {
   Activation activation = Activation::kSwiglu;
   std::optional<float>
       swiglu_limit;  // L; required by the three clamped activations, refused by the others
-  float swiglu_alpha = 1.702f;  // a of swiglu_oai; 1.702 for the others
+  float swiglu_alpha = 1.702f;                          // a of swiglu_oai; 1.702 for the others
+  std::optional<float> situ_gate_limit, situ_up_limit;  // b and l of situ, which needs both
   ActivationFormat activation_format = ActivationFormat::kNvfp4;
   ActivationScale activation_scale = ActivationScale::kDynamicToken;
   IntermediateScale intermediate_scale = IntermediateScale::kDynamicToken;

@@ -28,7 +28,9 @@ Status visit(Options& options, Visitor&& field) {
   NVFP4_MOE_TRY(field("row_format", options.row_format));
   NVFP4_MOE_TRY(field("batch_invariant", options.batch_invariant));
   NVFP4_MOE_TRY(field("shared_intermediate_size", options.shared_intermediate_size));
-  return field.flag("expert_biases", options.expert_biases);
+  NVFP4_MOE_TRY(field.added("situ_gate_limit", options.situ_gate_limit));
+  NVFP4_MOE_TRY(field.added("situ_up_limit", options.situ_up_limit));
+  return field.added("expert_biases", options.expert_biases);
 }
 
 struct Writer {
@@ -38,8 +40,9 @@ struct Writer {
   Status operator()(const char* name, bool value) { return set(name, value); }
   // Written only if set, so that a configuration without it keeps the text that it had before the
   // field existed.
-  Status flag(const char* name, bool value) {
-    return value || every_field ? set(name, value) : Status();
+  template <class Value>
+  Status added(const char* name, const Value& value) {
+    return value != Value{} || every_field ? (*this)(name, value) : Status();
   }
   // The shortest decimal that reads back as this float: 1.702, not 1.7020000219345093.
   Status operator()(const char* name, float value) {
@@ -90,8 +93,9 @@ struct Reader {
     value = json_value->get<bool>();
     return {};
   }
-  Status flag(const char* name, bool& value) {
-    value = false;
+  template <class Value>
+  Status added(const char* name, Value& value) {
+    value = Value{};
     return json.find(name) == nullptr ? Status() : (*this)(name, value);
   }
   Status operator()(const char* name, float& value) {

@@ -111,6 +111,7 @@ struct SwigluQuantize {
   Activation activation = Activation::kSwiglu;
   std::optional<float> swiglu_limit;
   float swiglu_alpha = MoeOptions{}.swiglu_alpha;
+  std::optional<float> situ_gate_limit, situ_up_limit;
   // (rows, 2 inner): all of gate, then all of up; interleaved: g0 u0 g1 u1 and so on
   const void* gate_up = nullptr;
   DType dtype = DType::kBf16;

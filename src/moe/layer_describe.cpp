@@ -73,6 +73,10 @@ std::string MoeLayer::describe_json() const {
   json["kernels"] = kernels;
   json["activation"] = to_string(config->activation);
   json["swiglu_limit"] = config->swiglu_limit ? Json(*config->swiglu_limit) : nullptr;
+  if (config->activation == Activation::kSitu) {
+    json["situ_gate_limit"] = *config->situ_gate_limit;
+    json["situ_up_limit"] = *config->situ_up_limit;
+  }
   json["activation_format"] = to_string(config->activation_format);
   json["activations"] = {
       {"format", to_string(config->activation_format)},

@@ -101,7 +101,8 @@ TEST(Config, WhatIsMissingOrWrongIsNamed) {
       {"deepseek_v3", R"({"num_hidden_layers": 6, "mlp_layer_types": ["dense"]})",
        "mlp_layer_types: expected a list of 6"},
       // Models that would be computed wrongly.
-      {"qwen3_moe", R"({"model_type": "kimi_k3"})", "SiTU", Code::kUnsupported},
+      {"qwen3_moe", R"({"hidden_act": "situ"})", "expected silu for qwen3_moe, got 'situ'",
+       Code::kUnsupported},
       {"qwen3_moe", R"({"model_type": "some_new_moe"})", "'some_new_moe' is not known",
        Code::kUnsupported},
       {"qwen3_moe", R"({"hidden_act": "gelu"})", "expected silu for qwen3_moe, got 'gelu'",

@@ -79,6 +79,16 @@ const char* const kTypes = R"([
   "num_shared_experts"],
 ["unlimited_ocr_text", {"first_k_dense_replace": 1, "n_shared_experts": 2}, [1, 2, 3, 4, 5], 64,
   "n_shared_experts"],
+["gemma4_text", {"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh",
+  "enable_moe_block": true, "num_experts_per_tok": null, "top_k_experts": 2},
+  [0, 1, 2, 3, 4, 5], 0, "hidden_activation"],
+["diffusion_gemma_text", {"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh",
+  "num_experts_per_tok": null, "top_k_experts": 2}, [0, 1, 2, 3, 4, 5], 0, "top_k_experts"],
+["inkling2_text", {"mlp_gate_softcap": 4.0, "mlp_up_softcap": 25.0}, [0, 1, 2, 3, 4, 5], 0,
+  "mlp_up_softcap"],
+["kimi_linear", {"hidden_act": "situ", "activation_situ_beta": 4.0,
+  "activation_situ_linear_beta": 25.0, "first_k_dense_replace": 1, "num_shared_experts": 1},
+  [1, 2, 3, 4, 5], 32, "activation_situ_linear_beta"],
 ["zaya", {"num_experts_per_tok": 1}, [0, 1, 2, 3, 4, 5], 0, "num_experts_per_tok"]
 ])";
 
@@ -107,6 +117,34 @@ TEST(Families, ConfigsAreReadAndMissingFieldsNamed) {
     config.erase(type[4].get<std::string>());
     EXPECT_THAT(parsed(config), Refused(Code::kBadInput, "missing, and"));
   }
+}
+
+TEST(Families, GeluAndSituAreReadFromTheirFields) {
+  const auto gemma = [](const char* act, const json& more = json::object()) {
+    json config = family_config("gemma4_text", {{"hidden_activation", act}});
+    config.erase("hidden_act");
+    config.update(more);
+    return parsed(config);
+  };
+  EXPECT_EQ(must(gemma("gelu_pytorch_tanh"))->options.activation, Activation::kGeluTanh);
+  EXPECT_EQ(must(gemma("gelu"))->options.activation, Activation::kGelu);
+  EXPECT_THAT(gemma("silu"), Refused(Code::kUnsupported, "expected gelu_pytorch_tanh or gelu"));
+  EXPECT_THAT(gemma("gelu", {{"enable_moe_block", false}}),
+              Refused(Code::kUnsupported, "the model has no experts"));
+  const json inkling = {{"mlp_gate_softcap", 3.5}, {"mlp_up_softcap", 20}};
+  const MoeOptions caps = must(parsed(family_config("inkling2_text", inkling)))->options;
+  EXPECT_EQ(caps.activation, Activation::kSitu);
+  EXPECT_EQ(caps.situ_gate_limit, 3.5f);
+  EXPECT_EQ(caps.situ_up_limit, 20.0f);
+  const json kimi = {{"first_k_dense_replace", 0}, {"n_shared_experts", 0}};
+  json config = family_config("kimi_linear", kimi);
+  EXPECT_EQ(must(parsed(config))->options.activation, Activation::kSwiglu);
+  config["activation_situ_beta"] = 4.0;
+  EXPECT_THAT(parsed(config), Refused(Code::kUnsupported, "with hidden_act situ only"));
+  config["activation_situ_linear_beta"] = 25.0;
+  config["hidden_act"] = "situ";
+  EXPECT_EQ(must(parsed(config))->options.situ_gate_limit, 4.0f);
+  EXPECT_EQ(must(parsed(config))->options.situ_up_limit, 25.0f);
 }
 
 TEST(Families, OneNumberForAllLayersMayBeAList) {
@@ -188,13 +226,10 @@ TEST(Families, ADeclinedTypeSaysWhy) {
   const std::pair<const char*, const char*> declined[] = {
       {"dbrx", "rows of one matrix"},
       {"doge", "rows of an embedding"},
-      {"gemma4", "GELU"},
       {"ernie4_5_vl_moe", "two sets"},
       {"jetmoe", "adds a bias"},
       {"nllb-moe", "relu and no gate"},
       {"switch_transformers", "no gate"},
-      {"diffusion_gemma", "GELU"},
-      {"inkling2", "soft-capped SwiGLU"},
       {"muse_spark_text", "normalized before its router weight"},
   };
   for (const auto& [type, words] : declined) {

@@ -141,8 +141,8 @@ TEST(UnknownModel, AKnownModelTypeIsReadAsItself) {
   EXPECT_TRUE(must(parse_model_config(known.dump(), "", "qwen"))->findings.empty());
   EXPECT_THAT(status(known, "mixtral"),
               Refused(Code::kInvalidArgument, "family: expected none, since config.json"));
-  EXPECT_THAT(status(config_of("qwen3_moe", R"({"model_type": "kimi_k3"})"), "kimi_k2"),
-              Refused(Code::kUnsupported, "SiTU"));
+  EXPECT_THAT(status(config_of("qwen3_moe", R"({"model_type": "muse_spark"})"), "kimi_k2"),
+              Refused(Code::kUnsupported, "normalized before its router weight"));
   EXPECT_OK(status(config_of("qwen3_moe", R"({"model_type": null})"), "qwen3_moe"));
   const json other = config_of("qwen3_moe", R"({"model_type": "some_new_moe"})");
   EXPECT_THAT(status(other, "glm"), Refused(Code::kInvalidArgument, "glm5_next"));

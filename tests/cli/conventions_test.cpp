@@ -123,9 +123,9 @@ TEST(Conventions, HelpAndVersionAreResults) {
 TEST(Conventions, WhatCannotBeReadIsFourAndWhatNoBackendTakesIsThree) {
   const TempDir dir;
   const std::string none = dir.file("missing");
-  CheckpointBuilder situ(BuilderOptions{});  // its activation is declined by name
-  situ.config()["model_type"] = "kimi_k3";
-  ASSERT_OK(situ.write(dir.file("situ")));
+  CheckpointBuilder declined(BuilderOptions{});  // by its name
+  declined.config()["model_type"] = "muse_spark";
+  ASSERT_OK(declined.write(dir.file("declined")));
   for (const auto& [code, words] : std::vector<std::pair<int, Words>>{
            {4, {"inspect", none}},
            {4, {"verify", none}},
@@ -137,7 +137,7 @@ TEST(Conventions, WhatCannotBeReadIsFourAndWhatNoBackendTakesIsThree) {
             {"run", sound_checkpoint(), "--layer", "0", "--input", none, "--output",
              dir.file("y")}},
            {4, {"run", "--replay", none}},
-           {3, {"inspect", dir.file("situ")}}}) {
+           {3, {"inspect", dir.file("declined")}}}) {
     const ToolRun run = run_tool(words);
     EXPECT_EQ(run.exit_code, code) << testing::PrintToString(words) << run.err;
     EXPECT_EQ(count_lines(run.err), 1) << run.err;

@@ -16,13 +16,23 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 MoeOptions legal() { return sizes_of(8, 2, 64, 48); }
 
-bool has_limit(Activation activation) {
-  return activation != Activation::kSwiglu && activation != Activation::kRelu2;
+// Gives the activation the limits that it needs.
+void set_limits(MoeOptions& o) {
+  const bool swiglu = o.activation == Activation::kSwigluClamped ||
+                      o.activation == Activation::kSwigluStep ||
+                      o.activation == Activation::kSwigluOai;
+  if (swiglu) o.swiglu_limit = 7.0f;
+  if (o.activation == Activation::kSitu) o.situ_gate_limit = 4.0f, o.situ_up_limit = 25.0f;
 }
 
 TEST(MoeConfig, RefusesWithExpectedAndActual) {
   const auto limited = [](Activation activation, std::optional<float> limit) {
     return [=](MoeOptions& o) { o.activation = activation, o.swiglu_limit = limit; };
+  };
+  const auto situ = [](std::optional<float> gate, std::optional<float> up) {
+    return [=](MoeOptions& o) {
+      o.activation = Activation::kSitu, o.situ_gate_limit = gate, o.situ_up_limit = up;
+    };
   };
   const std::string size = "_size: expected a positive multiple of 16 up to 1048576, got ";
   const struct {
@@ -39,8 +49,9 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
       {"intermediate" + size + "9223372036854775792",
        [](MoeOptions& o) { o.intermediate_size = std::numeric_limits<int64_t>::max() - 15; }},
       {"shared_intermediate" + size + "8", [](MoeOptions& o) { o.shared_intermediate_size = 8; }},
-      {"activation: expected one of swiglu, swiglu_clamped, swiglu_step, swiglu_oai, relu2, got 5",
-       [](MoeOptions& o) { o.activation = static_cast<Activation>(5); }},
+      {"activation: expected one of swiglu, swiglu_clamped, swiglu_step, swiglu_oai, relu2, gelu, "
+       "gelu_tanh, situ, got 8",
+       [](MoeOptions& o) { o.activation = static_cast<Activation>(8); }},
       {"activation_format: expected one of nvfp4, bf16, int8_block, fp8, got 200",
        [](MoeOptions& o) { o.activation_format = static_cast<ActivationFormat>(200); }},
       {"activation_scale: expected one of dynamic_token, static, vllm_order, got 3",
@@ -57,6 +68,16 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
        limited(Activation::kSwiglu, 7.0f)},
       {"swiglu_limit: expected none with activation relu2, got 7",
        limited(Activation::kRelu2, 7.0f)},
+      {"swiglu_limit: expected none with activation gelu, got 7", limited(Activation::kGelu, 7.0f)},
+      {"swiglu_limit: expected none with activation situ, got 7", limited(Activation::kSitu, 7.0f)},
+      {"situ_gate_limit: expected a limit with activation situ, got none", situ({}, 25.0f)},
+      {"situ_up_limit: expected a limit with activation situ, got none", situ(4.0f, {})},
+      {"situ_gate_limit: expected finite and > 0, got 0", situ(0.0f, 25.0f)},
+      {"situ_up_limit: expected finite and > 0, got -25", situ(4.0f, -25.0f)},
+      {"situ_up_limit: expected finite and > 0, got inf", situ(4.0f, kInf)},
+      {"situ_gate_limit: expected finite and > 0, got nan", situ(kNan, 25.0f)},
+      {"situ_up_limit: expected none with activation swiglu, got 25",
+       [](MoeOptions& o) { o.situ_up_limit = 25.0f; }},
       {"swiglu_limit: expected a limit with activation swiglu_clamped, got none",
        limited(Activation::kSwigluClamped, {})},
       {"swiglu_limit: expected a limit with activation swiglu_step, got none",
@@ -130,6 +151,8 @@ TEST(MoeConfig, OptionsThatNothingUsesAreRefused) {
   } rules[] = {
       {"swiglu_alpha", [](MoeOptions& o) { o.swiglu_alpha = 2; },
        [](const MoeOptions& o) { return o.activation == Activation::kSwigluOai; }},
+      {"situ_gate_limit", [](MoeOptions& o) { o.situ_gate_limit = 4.0f; },
+       [](const MoeOptions& o) { return o.activation == Activation::kSitu; }},
       {"static_headroom", [](MoeOptions& o) { o.static_headroom = 4; },
        [](const MoeOptions& o) { return o.activation_scale == ActivationScale::kStatic; }},
       {"intermediate_fixed", [](MoeOptions& o) { o.intermediate_fixed = 0.5f; },
@@ -146,12 +169,12 @@ TEST(MoeConfig, OptionsThatNothingUsesAreRefused) {
        [](MoeOptions& o) { o.router_weight = RouterWeight::kOnInput, o.top_k = 1; },
        [](const MoeOptions& o) { return !o.expert_biases; }},
   };
-  for (int activation = 0; activation < 5; ++activation)
+  for (int activation = 0; activation < 8; ++activation)
     for (int format = 0; format < 4; ++format)
       for (const bool fixed : {false, true}) {
         MoeOptions base = legal();
         base.activation = static_cast<Activation>(activation);
-        if (has_limit(base.activation)) base.swiglu_limit = 7.0f;
+        set_limits(base);
         base.activation_format = static_cast<ActivationFormat>(format);
         base.expert_biases = fixed;
         if (fixed && has_row_scales(base)) {
@@ -185,7 +208,8 @@ void expect_names(const std::vector<std::string>& names) {
 }
 
 TEST(MoeConfig, NamesGoBothWays) {
-  expect_names<Activation>({"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai", "relu2"});
+  expect_names<Activation>({"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai", "relu2",
+                            "gelu", "gelu_tanh", "situ"});
   expect_names<ActivationFormat>({"nvfp4", "bf16", "int8_block", "fp8"});
   expect_names<ActivationScale>({"dynamic_token", "static", "vllm_order"});
   expect_names<IntermediateScale>({"dynamic_token", "fixed", "vllm_order"});

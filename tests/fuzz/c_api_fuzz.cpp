@@ -63,10 +63,12 @@ class Session {
     c.hidden_size = 16 * a_.in(1, 3);
     c.intermediate_size = 16 * a_.in(1, 3);
     c.shared_intermediate_size = a_.pick(4) == 0 ? 16 * a_.in(1, 2) : 0;
-    c.activation = a_.enumerator(5);
+    c.activation = a_.enumerator(8);
     const bool limited =
-        c.activation != NVFP4_MOE_ACTIVATION_SWIGLU && c.activation != NVFP4_MOE_ACTIVATION_RELU2;
+        c.activation > NVFP4_MOE_ACTIVATION_SWIGLU && c.activation < NVFP4_MOE_ACTIVATION_RELU2;
     c.swiglu_limit = limited ? 7.0f : 0.0f;
+    if (c.activation == NVFP4_MOE_ACTIVATION_SITU)
+      c.situ_gate_limit = 4.0f, c.situ_up_limit = a_.rarely(3) ? a_.number() : 25.0f;
     if (a_.rarely(3)) c.swiglu_limit = a_.number();
     if (a_.rarely(3)) c.swiglu_alpha = a_.number();
     c.activation_format = a_.enumerator(3);

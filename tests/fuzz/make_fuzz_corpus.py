@@ -144,6 +144,10 @@ def config_seeds() -> dict[str, bytes]:
         "qwen3_moe_by_target": model("qwen3_moe", moe_intermediate_size=32, num_experts=8, quantization_config=by_target),
         "minimax_m3": model("minimax_m3", intermediate_size=32, num_local_experts=8, swiglu_limit=7.0,
                             swiglu_alpha=1.702),
+        "gemma4_text": model("gemma4_text", moe_intermediate_size=32, num_experts=8, enable_moe_block=True,
+                             hidden_activation="gelu_pytorch_tanh"),
+        "inkling2_text": model("inkling2_text", moe_intermediate_size=32, n_routed_experts=8, mlp_gate_softcap=4.0,
+                               mlp_up_softcap=25.0),
         "llama4": {"model_type": "llama4", "architectures": ["L"], "text_config": model(
             "llama4_text", intermediate_size=32, num_local_experts=8, interleave_moe_layer_step=1)},
         "nemotron_h": {

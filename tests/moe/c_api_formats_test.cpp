@@ -189,6 +189,29 @@ TEST(CApi, SwigluQuantizeIsItsParts) {
         EXPECT_EQ(row_scales[static_cast<size_t>(r)], scale) << "a clamped infinity is finite";
       }
     }
+  auto gelu = nvfp4_moe::make<nvfp4_moe_swiglu>();
+  gelu.activation = NVFP4_MOE_ACTIVATION_GELU;
+  gelu.dtype = kF32;
+  auto situ = gelu;
+  situ.activation = NVFP4_MOE_ACTIVATION_SITU;
+  situ.situ_gate_limit = 4.0f;
+  situ.situ_up_limit = 25.0f;
+  for (const nvfp4_moe_swiglu* options : {&gelu, &situ}) {
+    nvfp4_moe::swiglu_quantize(*options, gate_up.data(), 1, kInner, nullptr, codes.data(),
+                               scales.data(), row_scales.data());
+    std::vector<float> h(kInner);
+    for (int64_t i = 0; i < kInner; ++i) {
+      const double g = gate_up[i], u = gate_up[kInner + i];
+      const double exact = options == &gelu
+                               ? g * std::erfc(-g / std::sqrt(2.0)) / 2 * u
+                               : 4 * std::tanh(g / 4) / (1 + std::exp(-g)) * 25 * std::tanh(u / 25);
+      h[static_cast<size_t>(i)] = bf16_to_float(bf16_from_float(static_cast<float>(exact)));
+    }
+    QuantizeCounts own;
+    quantize_row_exact(h, dynamic_token_scale(row_amax(h)), codes2.data(), scales2.data(), own);
+    EXPECT_TRUE(std::equal(codes2.begin(), codes2.end(), codes.begin()));
+    EXPECT_EQ(row_scales[0], dynamic_token_scale(row_amax(h)));
+  }
   auto plain = nvfp4_moe::make<nvfp4_moe_swiglu>();
   plain.dtype = kF32;
   nvfp4_moe::swiglu_quantize(plain, gate_up.data(), kTokens, kInner, nullptr, codes.data(),

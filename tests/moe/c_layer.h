@@ -47,6 +47,8 @@ struct CExperts {
     config.shared_intermediate_size = o.shared_intermediate_size;
     config.activation = static_cast<int32_t>(o.activation);
     config.swiglu_limit = o.swiglu_limit.value_or(0.0f);
+    config.situ_gate_limit = o.situ_gate_limit.value_or(0.0f);
+    config.situ_up_limit = o.situ_up_limit.value_or(0.0f);
     config.activation_format = static_cast<int32_t>(o.activation_format);
     config.expert_biases = o.expert_biases ? 1 : 0;
     options.max_tokens = 16;

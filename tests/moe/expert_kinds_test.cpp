@@ -172,7 +172,7 @@ TEST(ExpertKind, TheCInterfaceRefusesArraysThatDoNotFit) {
 }
 
 TEST(Relu2, HasNeitherAGateNorABound) {
-  EXPECT_THAT(GatedActivation::make(Activation::kRelu2, std::nullopt, 1.702f).status().message(),
+  EXPECT_THAT(GatedActivation::make({.activation = Activation::kRelu2}).status().message(),
               HasSubstr("activation: expected one of gate and up, got relu2"));
   const CaseData data = case_named(kRelu2);
   MoeOptions fixed = data.spec.options, gated = data.spec.options;

@@ -67,10 +67,16 @@ TEST(ConfigJson, GoesBothWays) {
     ASSERT_OK(back);
     EXPECT_EQ(*back, options);
   }
+  MoeOptions situ = tiny_options();
+  situ.activation = Activation::kSitu;
+  situ.situ_gate_limit = 4.0f;
+  situ.situ_up_limit = 25.1f;
+  EXPECT_EQ(*moe_options_from_json(to_json(situ)), situ);
   const std::string tiny = to_json(tiny_options());
   EXPECT_EQ(*moe_options_from_json(tiny), tiny_options());
-  EXPECT_EQ(tiny.find("expert_biases"), std::string::npos)
-      << "readers from before biases take such a config";
+  for (const char* added : {"expert_biases", "situ_gate_limit", "situ_up_limit"})
+    EXPECT_EQ(tiny.find(added), std::string::npos)
+        << "readers from before " << added << " take such a config";
 }
 
 ATTACK_TEST(kHostileNumbers, ConfigJson, RefusesWhatIsNotOne) {

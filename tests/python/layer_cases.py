@@ -154,7 +154,8 @@ def build(options: Options, seed: int, **choices) -> Case:
 
 @st.composite
 def options(draw) -> Options:
-    activation = draw(st.sampled_from(["swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai", "relu2"]))
+    swiglu = ["swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai"]
+    activation = draw(st.sampled_from([*swiglu, "relu2", "gelu", "gelu_tanh", "situ"]))
     num_experts = draw(st.sampled_from([1, 2, 3, 4, 5, 6, 8]))
     activation_format = draw(st.sampled_from(["nvfp4"] * 4 + ["bf16", "int8_block", "fp8", "fp8"]))
     has_line_scales = activation_format in ("nvfp4", "fp8")
@@ -170,7 +171,9 @@ def options(draw) -> Options:
         hidden_size=16 * draw(st.sampled_from([1, 2, 3, 4, 5, 7, 8, 10])),
         intermediate_size=16 * draw(st.sampled_from([1, 2, 3, 4, 5, 6])),
         activation=activation,
-        swiglu_limit=None if activation in ("swiglu", "relu2") else draw(st.sampled_from([0.1, 0.5, 1.5, 7.0, 10.0])),
+        swiglu_limit=draw(st.sampled_from([0.1, 0.5, 1.5, 7.0, 10.0])) if activation in swiglu[1:] else None,
+        situ_gate_limit=draw(st.sampled_from([0.3, 1.0, 4.0])) if activation == "situ" else None,
+        situ_up_limit=draw(st.sampled_from([0.5, 2.0, 25.0])) if activation == "situ" else None,
         swiglu_alpha=draw(st.sampled_from([1.702, 1.0, 0.25, 3.0])) if activation == "swiglu_oai" else 1.702,
         activation_format=activation_format,
         activation_scale=activation_scale,

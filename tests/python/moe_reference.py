@@ -19,6 +19,7 @@ file uses nothing of the library.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -69,6 +70,8 @@ class Options:
     static_headroom: float = 1.0
     router_weight: str = "after_down"
     row_format: str = "bf16"
+    situ_gate_limit: float | None = None
+    situ_up_limit: float | None = None
 
 
 class Weights(NamedTuple):
@@ -345,6 +348,31 @@ def _silu_range(g: Interval, slope: float, accuracy: Accuracy) -> Interval:
     return Interval(low - low.abs() * accuracy.silu, high + torch.maximum(high.abs() * accuracy.silu, flushed))
 
 
+def _gated_range(g: Interval, gate, accuracy: Accuracy) -> Interval:
+    """A gate function over an interval. It falls down to its one minimum, left of 0, and rises from there."""
+    grid = torch.linspace(-3, 0, 30001, dtype=F64)
+    least = gate(grid).min()  # within 2^-26 of the minimum
+    at = grid[gate(grid).argmin()]
+    ends = [gate(end) for end in g]
+    low, high = torch.minimum(*ends), torch.maximum(*ends)
+    passes = (g.lo < at + 1e-4) & (g.hi > at - 1e-4)
+    low = torch.where(passes, torch.minimum(low, least * (1 + 2.0**-26)), low)
+    flushed = torch.where(high < 0, accuracy.flushed, 0.0)
+    return Interval(low - low.abs() * accuracy.silu, high + torch.maximum(high.abs() * accuracy.silu, flushed))
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.special.erfc(-x / math.sqrt(2)) / 2
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
+
+
+def _situ(x: torch.Tensor, limit: float) -> torch.Tensor:
+    return limit * torch.tanh(x / limit) * torch.sigmoid(x)
+
+
 def _times(a: Interval, b: Interval) -> Interval:
     corners = torch.stack([x * y for x in a for y in b])
     return Interval(corners.amin(0), corners.amax(0))
@@ -363,6 +391,12 @@ def activate(options: Options, g: Interval, u: Interval, accuracy: Accuracy) -> 
     elif options.activation == "swiglu_oai":
         slope = float(torch.tensor(options.swiglu_alpha, dtype=torch.float32))
         result = _times(_silu_range(g, slope, accuracy), u.map(lambda x: x + 1))
+    elif options.activation in ("gelu", "gelu_tanh"):
+        result = _times(_gated_range(g, _gelu if options.activation == "gelu" else _gelu_tanh, accuracy), u)
+    elif options.activation == "situ":
+        of_gate, of_up = (float(torch.tensor(x)) for x in (options.situ_gate_limit, options.situ_up_limit))
+        gate = _gated_range(g, lambda x: _situ(x, of_gate), accuracy)
+        result = _times(gate, u.map(lambda x: of_up * torch.tanh(x / of_up)))
     elif options.activation == "relu2":
         result = u.map(lambda x: x.clamp(min=0.0) ** 2)
     else:
@@ -406,6 +440,11 @@ def intermediate_scales(options: Options, input_scale) -> RowScales:
         return RowScales("vllm_order", _largest(input_scale[1]))
     if options.intermediate_fixed is not None:
         return RowScales("power", options.intermediate_fixed, holds)
+    if options.activation == "situ":
+        bound = math.prod(float(torch.tensor(x)) for x in (options.situ_gate_limit, options.situ_up_limit))
+        return _power(
+            bound * (max(1.0, options.max_router_weight) if options.router_weight == "before_down" else 1), holds
+        )
     if options.swiglu_limit is None:
         return _power(2688 * _largest(input_scale[1]), holds, 16)
     limit = float(torch.tensor(options.swiglu_limit, dtype=torch.float32))

@@ -21,7 +21,7 @@ import own_experts as own  # noqa: E402
 pytestmark = pytest.mark.usefixtures("one_thread")
 RECORD = json.loads(check.RECORD.read_text())
 # One of each: names, stacks under other names, limits of single layers, a bias, a call of its own whose router weights
-# multiply the input, experts without a gate, a refusal.
+# multiply the input, experts without a gate, gelu, situ, a refusal.
 QUICK = (
     "granitemoeshared",
     "step3p7",
@@ -31,6 +31,8 @@ QUICK = (
     "llama4_text",
     "mistral_large4",
     "nemotron_h",
+    "gemma4_text",
+    "inkling2_text",
     "doge",
 )
 

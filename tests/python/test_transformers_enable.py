@@ -157,7 +157,7 @@ def test_models_that_are_refused(monkeypatch):
     for model, says, error in (
         (llama("Llama4TextConfig", **few), r"\(Llama4TextExperts\): expected experts of transformers", nv.Unsupported),
         (llama("LlamaConfig"), "LlamaForCausalLM: expected modules with stacked experts", nv.Unsupported),
-        (fresh("qwen3_moe", hidden_act="gelu"), rf"{path} \(Qwen3MoeExperts\): .*GELU", nv.Unsupported),
+        (fresh("qwen3_moe", hidden_act="quick_gelu"), rf"{path} \(Qwen3MoeExperts\): .*QuickGELU", nv.Unsupported),
         (taken, "got a model of object", nv.Unsupported),
         (meta, rf"{experts}gate_up_proj: expected weights on cpu or cuda, got meta", nv.Unsupported),
         (double, rf"{experts}down_proj: expected bfloat16.*got torch.float64", nv.Unsupported),

@@ -64,6 +64,16 @@ T activation(const MoeOptions& options, T g, T u) {
       return gate / (1 + std::exp(-static_cast<T>(options.swiglu_alpha) * gate)) * (clamp(u) + 1);
     }
     case Activation::kRelu2: return std::isnan(u) ? u : std::pow(std::max(u, T{0}), T{2});
+    case Activation::kGelu: return g * std::erfc(-g * std::sqrt(T{0.5})) / 2 * u;
+    case Activation::kGeluTanh: {
+      const T pi = std::acos(T{-1}),
+              y = std::sqrt(2 / pi) * (g + static_cast<T>(0.044715L) * g * g * g);
+      return g / (1 + std::exp(-2 * y)) * u;
+    }
+    case Activation::kSitu: {
+      const T b = *options.situ_gate_limit, l = *options.situ_up_limit;
+      return b * std::tanh(g / b) / (1 + std::exp(-g)) * l * std::tanh(u / l);
+    }
   }
   return std::numeric_limits<T>::quiet_NaN();
 }
@@ -109,9 +119,11 @@ Scales given_scales(const CaseData& data) {
   if (o.intermediate_scale == IntermediateScale::kFixed) {
     if (o.intermediate_fixed) {
       scales.intermediate = *o.intermediate_fixed;
-    } else if (o.swiglu_limit) {
-      const Real limit = *o.swiglu_limit;
-      Real bound = o.activation == Activation::kSwigluOai ? limit * (limit + 1) : limit * limit;
+    } else if (o.swiglu_limit || o.situ_gate_limit) {
+      const bool situ = o.activation == Activation::kSitu;
+      const Real limit = situ ? *o.situ_gate_limit : *o.swiglu_limit;
+      Real bound = limit * (situ ? *o.situ_up_limit : limit);
+      if (o.activation == Activation::kSwigluOai) bound = limit * (limit + 1);
       if (o.router_weight == RouterWeight::kBeforeDown)
         bound *= std::max(1.0f, o.max_router_weight);
       scales.intermediate = power_of_two_above(bound / range);

@@ -71,13 +71,22 @@ def check_loading(extra: Mapping[str, Any], has_bias_parameters: bool = False) -
 
 
 def _activation(config: Any) -> dict[str, Any]:
-    """Returns activation, swiglu_limit and swiglu_alpha for a MoeRunnerConfig. Raises Refused."""
+    """Returns activation and its numbers for a MoeRunnerConfig. Raises Refused."""
     if config.activation == "relu2" and not config.is_gated:
         return {"activation": "relu2"}
+    if config.activation == "situ" and config.is_gated:
+        if config.gemm1_alpha is None or config.gemm1_clamp_limit is None:
+            raise Refused("activation situ: expected both limits, as Kimi-K3 has them")
+        return {
+            "activation": "situ",
+            "situ_gate_limit": float(config.gemm1_alpha),
+            "situ_up_limit": float(config.gemm1_clamp_limit),
+        }
+    # Not gelu: some of SGLang's runners compute it by tanh, others exactly.
     if config.activation != "silu" or not config.is_gated:
         raise Refused(
-            f"activation {config.activation}, {'' if config.is_gated else 'not '}gated: expected a gated silu, or relu2 "
-            "that is not gated"
+            f"activation {config.activation}, {'' if config.is_gated else 'not '}gated: expected a gated silu or situ, "
+            "or relu2 that is not gated"
         )
     if config.gemm1_alpha is not None:
         if config.gemm1_clamp_limit is None or getattr(config, "gemm1_beta", None) not in (None, 1.0):

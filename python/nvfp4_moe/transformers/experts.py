@@ -109,7 +109,15 @@ def _probe(limit: float) -> tuple[Tensor, Tensor]:
     return gate.flatten(), up.flatten()
 
 
-def _activated(gate: Tensor, up: Tensor, activation: str, limit: float, alpha: float) -> Tensor:
+Situ = tuple[float, float]  # the limits of gate and up
+
+
+def _activated(gate: Tensor, up: Tensor, activation: str, limit: float, alpha: float, situ: Situ) -> Tensor:
+    if activation in ("gelu", "gelu_tanh"):
+        return nn.functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
+    if activation == "situ":
+        of_gate, of_up = situ
+        return of_gate * torch.tanh(gate / of_gate) * torch.sigmoid(gate) * of_up * torch.tanh(up / of_up)
     if activation == "swiglu":
         return gate * torch.sigmoid(gate) * up
     if activation == "swiglu_clamped":
@@ -121,14 +129,14 @@ def _activated(gate: Tensor, up: Tensor, activation: str, limit: float, alpha: f
     return gate * torch.sigmoid(alpha * gate) * (up.clamp(-limit, limit) + 1)
 
 
-def computes(module: nn.Module, activation: str, limit: float | None, alpha: float) -> bool:
+def computes(module: nn.Module, activation: str, limit: float | None, alpha: float, situ: Situ | None = None) -> bool:
     """Returns whether the module's gate, or act_fn without a gate, computes this activation, up to three times its
     limit.
 
-    Two float32 implementations differ by at most 8 roundings of 2^-24: sigmoid 4, products and sum 4. swiglu_oai adds 1
+    situ: Required by that activation. Two float32 implementations differ by at most 8 roundings of 2^-24: sigmoid 4, products and sum 4. swiglu_oai adds 1
     to up, which may cancel, so its error is relative to |gate| (|up| + 1). relu2 is one product.
     """
-    gate, up = _probe(limit or 0.0)
+    gate, up = _probe(max(limit or 0.0, *(situ or (0.0,))))
     if getattr(module, "has_gate", True) == (activation == "relu2"):
         return False
     if activation == "relu2":
@@ -136,7 +144,7 @@ def computes(module: nn.Module, activation: str, limit: float | None, alpha: flo
             return bool(torch.allclose(module.act_fn(up), up.clamp(min=0) ** 2, rtol=2.0**-21, atol=0))
     with torch.no_grad():
         theirs = module._apply_gate(torch.stack([gate, up], -1)).flatten()
-    ours = _activated(gate.double(), up.double(), activation, limit or 0.0, alpha)
+    ours = _activated(gate.double(), up.double(), activation, limit or 0.0, alpha, situ or (0.0, 0.0))
     scale = gate.abs() * (up.abs() + 1) + 2.0**-60
     return bool(((theirs.double() - ours).abs() <= 2.0**-21 * scale.double()).all())
 
@@ -147,11 +155,18 @@ def _number(names: tuple[str, ...], *holders: Any) -> float | None:
     return next((float(value) for value in values if isinstance(value, (int, float))), None)
 
 
+def _softcaps(module: nn.Module) -> Situ | None:
+    """Returns the limits of an act_fn with a cap for gate and one for up, as Inkling-2 has them."""
+    act_fn = getattr(module, "act_fn", None)
+    caps = [_number(("softcap",), getattr(act_fn, f"{name}_softcap", None)) for name in ("gate", "up")]
+    return None if caps[0] is None or caps[1] is None else (caps[0], caps[1])
+
+
 def find_activation(found: Found, config: Any) -> dict[str, Any]:
-    """Returns activation, swiglu_limit and swiglu_alpha for a module. Raises Unsupported with the class's name."""
+    """Returns activation and its numbers for a module. Raises Unsupported with the class's name."""
     limit = _number(("limit", "swiglu_limit"), found.module, config)
     alpha = _number(("alpha", "swiglu_alpha"), found.module, config) or 1.702
-    for activation in ("swiglu", "relu2"):
+    for activation in ("swiglu", "relu2", "gelu", "gelu_tanh"):
         if computes(found.module, activation, None, alpha):
             return {"activation": activation}
     if limit is not None:
@@ -159,10 +174,13 @@ def find_activation(found: Found, config: Any) -> dict[str, Any]:
             if computes(found.module, activation, limit, alpha):
                 slope = {"swiglu_alpha": alpha} if activation == "swiglu_oai" else {}
                 return {"activation": activation, "swiglu_limit": limit} | slope
+    situ = _softcaps(found.module)
+    if situ is not None and computes(found.module, "situ", None, alpha, situ):
+        return {"activation": "situ", "situ_gate_limit": situ[0], "situ_up_limit": situ[1]}
     gate = type(getattr(found.module, "act_fn", None)).__name__
     raise _core.Unsupported(
-        f"{found.name} ({type(found.module).__name__}): expected SwiGLU plain, clamped, step or OAI, or relu2 "
-        f"without a gate, got another activation (act_fn {gate}, limit {limit})"
+        f"{found.name} ({type(found.module).__name__}): expected SwiGLU plain, clamped, step or OAI, gelu, situ, or "
+        f"relu2 without a gate, got another activation (act_fn {gate}, limit {limit})"
     )
 
 
@@ -175,7 +193,8 @@ def check_activation(found: Found, layer: Any) -> None:
             f"{found.name} ({type(found.module).__name__}): the checkpoint's experts have {have}, and this class of "
             f"transformers has {has}"
         )
-    if not computes(found.module, config.activation, config.swiglu_limit, config.swiglu_alpha):
+    situ = None if config.activation != "situ" else (config.situ_gate_limit, config.situ_up_limit)
+    if not computes(found.module, config.activation, config.swiglu_limit, config.swiglu_alpha, situ):
         raise _core.Unsupported(
             f"{found.name} ({type(found.module).__name__}): the checkpoint's layer is {config.activation} (limit "
             f"{config.swiglu_limit}), which is not what this class of transformers computes"

@@ -98,6 +98,14 @@ def _activation(layer: Any, form: Form) -> dict[str, Any]:
         if limit is None or beta != 1.0:
             raise Refused(f"swigluoai with limit {limit} and beta {beta}: expected a limit and a beta of 1")
         return {"activation": "swiglu_oai", "swiglu_limit": limit, "swiglu_alpha": 1.0 if alpha is None else alpha}
+    for name in ("gelu", "gelu_tanh"):
+        if activation == getattr(_activations, name.upper(), ""):
+            return {"activation": name}
+    if activation == getattr(_activations, "SITU", ""):
+        caps = [getattr(layer.moe_config, f"activation_situ_{name}", None) for name in ("beta", "linear_beta")]
+        if None in caps:
+            raise Refused(f"situ with beta {caps[0]} and linear_beta {caps[1]}: expected both")
+        return {"activation": "situ", "situ_gate_limit": float(caps[0]), "situ_up_limit": float(caps[1])}
     if activation == _activations.RELU2_NO_MUL:
         return {"activation": "relu2"}
     raise Refused(f"the activation {getattr(activation, 'value', activation)}")

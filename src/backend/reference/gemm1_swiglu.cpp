@@ -29,7 +29,16 @@ double activate(const MoeConfig& config, double g, double u) {
       const double gate = at_most(g, limit);
       return gate * sigmoid(double{config->swiglu_alpha} * gate) * (within(u, limit) + 1);
     }
-    case Activation::kRelu2: return u <= 0 ? 0 : u * u;  // NaN stays
+    case Activation::kRelu2:
+      return u <= 0 ? 0 : u * u;  // NaN stays
+    // erfc and sigmoid keep their relative accuracy in the tails, unlike 1 + erf and 1 + tanh.
+    case Activation::kGelu: return g * (std::erfc(-g / std::sqrt(2.0)) / 2) * u;
+    case Activation::kGeluTanh:
+      return g * sigmoid(std::sqrt(8 / std::acos(-1.0)) * (g + 0.044715 * g * g * g)) * u;
+    case Activation::kSitu: {
+      const double b = *config->situ_gate_limit, l = *config->situ_up_limit;
+      return b * std::tanh(g / b) * sigmoid(g) * (l * std::tanh(u / l));
+    }
   }
   return std::nan("");
 }

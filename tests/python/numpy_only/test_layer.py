@@ -259,7 +259,15 @@ def test_a_wrong_opening_is_named(options, message):
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"activation": "gelu"}, "activation: expected one of swiglu, swiglu_clamped, swiglu_step, swiglu_oai, relu2"),
+        (
+            {"activation": "relu"},
+            "activation: expected one of swiglu, swiglu_clamped, swiglu_step, swiglu_oai, relu2, gelu, gelu_tanh, ",
+        ),
+        (
+            {"activation": "situ", "situ_gate_limit": 4},
+            "situ_up_limit: expected a limit with activation situ, got none",
+        ),
+        ({"activation": "gelu", "situ_up_limit": 4}, "situ_up_limit: expected none with activation gelu, got 4"),
         ({"swiglu_alpha": "x"}, 'swiglu_alpha: expected a number, got "x"'),
         ({"top_k": 7}, "top_k: expected 1..6, got 7"),
     ],

@@ -24,6 +24,9 @@ struct GatedActivation {
     switch (config->activation) {
       case Activation::kSwiglu: break;
       case Activation::kRelu2: break;  // relu2() below
+      case Activation::kGelu:
+      case Activation::kGeluTanh:
+      case Activation::kSitu: break;  // declined by supports_config
       case Activation::kSwigluClamped: return {limit, -kLog2E, kNone, limit, 0, false};
       case Activation::kSwigluStep: return {kNone, -kLog2E, limit, limit, 0, false};
       case Activation::kSwigluOai:

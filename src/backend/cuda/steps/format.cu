@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(kRowThreads) format_swiglu_quantize(DeviceSwig
         gate = j < kBlock / 2 ? first[2 * j % kBlock] : second[2 * j % kBlock];
         up = j < kBlock / 2 ? first[(2 * j + 1) % kBlock] : second[(2 * j + 1) % kBlock];
       }
-      const float value = call.activation(gate, up);
+      const float value = call.activation.swiglu_or_relu2(gate, up);
       h[j] = bf16_to_float(
           bf16_from_float(call.row_weights == nullptr ? value : value * call.row_weights[row]));
     }

@@ -45,7 +45,10 @@ struct DecodeArgs {
   int32_t gate_up_k_shift, down_k_shift;  // log2 of the warps that share a row of subtiles along K
   int32_t partial_bytes;                  // in shared memory
   cuda::Divider by_top_k, by_groups, by_ctas;
-  cuda::GatedActivation activation;
+  union {
+    cuda::GatedActivation activation;
+    cuda::GeluOrSitu gelu_or_situ;  // if the kernel is compiled for these functions
+  };
   bool before_down;  // router weights multiply the intermediate, not the row
   bool rows_fp32;    // row_format
   RunStatus* status;

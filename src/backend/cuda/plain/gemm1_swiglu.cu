@@ -31,6 +31,7 @@ struct Gemm1Args {
   nvfp4_moe::internal::GatedActivation activation;
   uint16_t* out;  // (R, I) bf16
   int64_t intermediate;
+  GeluOrSitu gelu_or_situ;
 };
 
 struct RowFactors {
@@ -43,10 +44,10 @@ struct FastExp {
   NVFP4_MOE_HOST_DEVICE float operator()(float x) const { return expf(x); }
 };
 
-// kGated: weight rows r and r + 8 are gate and up of one channel; otherwise two channels of up,
-// which go through relu2.
-template <int kTileN, bool kE4m3, bool kGated>
+// Weight rows r and r + 8 are gate and up of one channel; under relu2 two channels of up.
+template <int kTileN, bool kE4m3, Gemm1Function kFunction>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args args) {
+  constexpr bool kGated = kFunction != Gemm1Function::kRelu2;
   __shared__ RowFactors factors[kTileN];
   ptx::grid_dependency_wait();
   ptx::launch_dependents();  // not earlier: later kernels rely on route
@@ -89,7 +90,10 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
       if constexpr (kGated) {
         const float g = fmaf(accumulators.at[n][i], factor.gate, bias.first);
         const float u = fmaf(accumulators.at[n][2 + i], factor.up, bias.second);
-        *out = bf16_from_float(args.activation.apply(g, u, FastExp()) * factor.weight);
+        const float h = kFunction == Gemm1Function::kGeluOrSitu
+                            ? args.gelu_or_situ.gated<false>(g, u)
+                            : args.activation.apply(g, u, FastExp());
+        *out = bf16_from_float(h * factor.weight);
       } else {
         out[0] = bf16_from_float(relu2(fmaf(accumulators.at[n][i], factor.up, bias.first)) *
                                  factor.weight);
@@ -127,14 +131,13 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   args.activation = nvfp4_moe::internal::GatedActivation::of(config.options());
   args.out = part.intermediate.bf16;
   args.intermediate = part.intermediate_size;
+  args.gelu_or_situ = GeluOrSitu::from(config);
   const dim3 grid = tiles.grid(tiles.layout.gate_up.row_tiles);
   return with_config(step, tile_n, [&]<int kTileN, bool kE4m3>() {
-    const auto launch = [&]<bool kGated>() {
-      return cuda::launch<gemm1_swiglu_kernel<kTileN, kE4m3, kGated>>(
+    return with_gemm1_function(gemm1_function(config->activation), [&]<Gemm1Function kFunction>() {
+      return cuda::launch<gemm1_swiglu_kernel<kTileN, kE4m3, kFunction>>(
           "gemm1_swiglu", grid, kGemmThreads, 0, step.stream, args);
-    };
-    return has_gate(config->activation) ? launch.template operator()<true>()
-                                        : launch.template operator()<false>();
+    });
   });
 }
 

@@ -131,25 +131,25 @@ Status decode(const StepContext& step) {
   args.by_top_k = cuda::Divider(args.top_k), args.by_ctas = cuda::Divider(plan.ctas);
   args.by_groups = cuda::Divider(args.routed.groups);
   args.partial_bytes = static_cast<int32_t>(plan.partial_bytes);
-  const Gemm1Function function = cuda::gemm1_function(config->activation);
-  if (function == Gemm1Function::kGeluOrSitu)
-    args.gelu_or_situ = cuda::GeluOrSitu::from(config);
-  else
-    args.activation = cuda::GatedActivation::from(config);
+  args.activation = cuda::GatedActivation::from(config);
   args.before_down = config->router_weight == RouterWeight::kBeforeDown;
   args.rows_fp32 = config->row_format == RowFormat::kFp32;
   args.status = step.buffers.status;
-  return cuda::with_gemm1_function(function, [&]<Gemm1Function kFunction>() {
+  const auto launch_of = [&]<Gemm1Function kFunction>() {
+    DecodeArgsOf<kFunction> own{args};
+    if constexpr (kFunction == Gemm1Function::kGeluOrSitu)
+      own.gelu_or_situ = cuda::GeluOrSitu::from(config);
     const auto launch = [&]<int kColumns>() {
       return cuda::launch_as<sm90_decode_kernel<kFunction, kColumns>>(
           true, "decode", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
-          step.stream, args);
+          step.stream, own);
     };
     if (batch.tokens == 1) return launch.template operator()<1>();
     if (batch.tokens == 2) return launch.template operator()<2>();
     if (batch.tokens <= 4) return launch.template operator()<4>();
     return launch.template operator()<8>();
-  });
+  };
+  return cuda::with_gemm1_function(cuda::gemm1_function(config->activation), launch_of);
 }
 
 }  // namespace nvfp4_moe::internal::sm90

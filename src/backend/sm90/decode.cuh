@@ -33,7 +33,7 @@ namespace nvfp4_moe::internal::sm90 {
 
 template <cuda::Gemm1Function kFunction, int kColumns>
 __global__ void __launch_bounds__(kDecodeThreads, 1)
-    sm90_decode_kernel(const __grid_constant__ DecodeArgs args) {
+    sm90_decode_kernel(const __grid_constant__ DecodeArgsOf<kFunction> args) {
   extern __shared__ __align__(128) uint8_t decode_shared[];
   __shared__ DecodeRouting routing;
   const auto thread = static_cast<int32_t>(threadIdx.x);

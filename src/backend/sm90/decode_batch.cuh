@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "backend/cuda/gemm/biases.cuh"
 #include "backend/cuda/gemm/gated_activation.cuh"
@@ -45,14 +46,18 @@ struct DecodeArgs {
   int32_t gate_up_k_shift, down_k_shift;  // log2 of the warps that share a row of subtiles along K
   int32_t partial_bytes;                  // in shared memory
   cuda::Divider by_top_k, by_groups, by_ctas;
-  union {
-    cuda::GatedActivation activation;
-    cuda::GeluOrSitu gelu_or_situ;  // if the kernel is compiled for these functions
-  };
+  cuda::GatedActivation activation;
   bool before_down;  // router weights multiply the intermediate, not the row
   bool rows_fp32;    // row_format
   RunStatus* status;
 };
+// A union with `activation` would change the code of the other functions' kernels.
+struct GeluOrSituDecodeArgs : DecodeArgs {
+  cuda::GeluOrSitu gelu_or_situ;
+};
+template <cuda::Gemm1Function kFunction>
+using DecodeArgsOf = std::conditional_t<kFunction == cuda::Gemm1Function::kGeluOrSitu,
+                                        GeluOrSituDecodeArgs, DecodeArgs>;
 
 // ---- routing
 

@@ -30,7 +30,7 @@ struct DecodeGateUp {
   static constexpr int kChannels = kGated ? 8 : 16;
   static constexpr int kPartialBytes = 2 * kDecodeWarps * kBatch * kPartials * 4;
 
-  const DecodeArgs& args;
+  const DecodeArgsOf<kFunction>& args;
   const DecodeShare& share;
   const DecodeRouting& routing;
   const uint8_t* x;  // hidden: (T, row_bytes)
@@ -137,12 +137,13 @@ struct DecodeGateUp {
     if constexpr (kGated) {
       const cuda::LaneBiases bias = part.gemm1_biases.of(
           routing.expert_of[group.active], static_cast<uint32_t>(channel), part.channels);
-      const float g = fmaf(gate * kFactor, scale * scales.gate, bias.first),
-                  u = fmaf(up * kFactor, scale * scales.up, bias.second);
       if constexpr (kFunction == cuda::Gemm1Function::kGeluOrSitu)
-        value = args.gelu_or_situ.gated<false>(g, u);
+        value =
+            args.gelu_or_situ.gated<false>(fmaf(gate * kFactor, scale * scales.gate, bias.first),
+                                           fmaf(up * kFactor, scale * scales.up, bias.second));
       else
-        value = args.activation.gated<false>(g, u);
+        value = args.activation.gated<false>(fmaf(gate * kFactor, scale * scales.gate, bias.first),
+                                             fmaf(up * kFactor, scale * scales.up, bias.second));
     } else {
       const float bias =
           part.gemm1_biases

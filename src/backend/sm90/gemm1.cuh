@@ -92,6 +92,11 @@ struct Relu2Epilogue : SwigluEpilogue<kReports, Products> {
 // gelu, gelu_tanh and situ, in kernels of their own.
 template <bool kReports, class Products>
 struct GeluOrSituEpilogue : SwigluEpilogue<kReports, Products> {
+  // Wide tiles are then never stored one by one, and that code is not compiled.
+  __device__ uint16_t* bf16_out() const {
+    __builtin_assume(this->out != nullptr);
+    return this->out;
+  }
   __device__ bool plain() const { return !this->gelu_or_situ.capped; }
   template <bool kPlain>
   __device__ float value(float gate, float up, const RowFactor& factor,

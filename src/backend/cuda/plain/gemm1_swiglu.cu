@@ -28,7 +28,8 @@ struct Gemm1Args {
   const uint8_t* nonfinite;           // (T)
   const float* router_weights;        // (T k) by assignment, or null: 1
   BiasTable biases;
-  nvfp4_moe::internal::GatedActivation activation;
+  Activation function;  // of swiglu, and its numbers
+  float limit, alpha;
   uint16_t* out;  // (R, I) bf16
   int64_t intermediate;
   GeluOrSitu gelu_or_situ;
@@ -77,6 +78,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
   multiply<kTileN>(args.gemm, rows, blockIdx.y, weight_scales, accumulators);
 
   if (channel >= args.intermediate) return;
+  const nvfp4_moe::internal::GatedActivation activation{args.function, args.limit, args.alpha};
   const LaneBiases bias =
       args.biases.of(static_cast<int32_t>(rows.expert), channel, args.intermediate);
 #pragma unroll
@@ -92,7 +94,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
         const float u = fmaf(accumulators.at[n][2 + i], factor.up, bias.second);
         const float h = kFunction == Gemm1Function::kGeluOrSitu
                             ? args.gelu_or_situ.gated<false>(g, u)
-                            : args.activation.apply(g, u, FastExp());
+                            : activation.apply(g, u, FastExp());
         *out = bf16_from_float(h * factor.weight);
       } else {
         out[0] = bf16_from_float(relu2(fmaf(accumulators.at[n][i], factor.up, bias.first)) *
@@ -128,7 +130,9 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
                             ? step.batch.topk_weights
                             : nullptr;
   args.biases = gemm1_biases(step.weights, tiles.shared);
-  args.activation = nvfp4_moe::internal::GatedActivation::of(config.options());
+  const auto activation = nvfp4_moe::internal::GatedActivation::of(config.options());
+  args.function = activation.function, args.limit = activation.limit;
+  args.alpha = activation.alpha;
   args.out = part.intermediate.bf16;
   args.intermediate = part.intermediate_size;
   args.gelu_or_situ = GeluOrSitu::from(config);

@@ -1,5 +1,5 @@
-// The activation functions kGelu, kGeluTanh and kSitu of one pair of gate and up, with the same bits
-// on every host and device.
+// The activation functions kGelu, kGeluTanh and kSitu of one pair of gate and up, with the same
+// bits on every host and device.
 //
 // All arithmetic is in double, in this order, and no compiler of this library contracts it. Each
 // result is rounded once to float and is within 0.5001 ulp of the real number for all finite
@@ -79,8 +79,8 @@ NVFP4_MOE_HOST_DEVICE inline float gelu_tanh(float gate, float up) {
   if (gate != gate) return gate;
   constexpr double kTwiceC = 0x1.9884533d43651p+0;
   const double g = static_cast<double>(gate), u = static_cast<double>(up);
-  return static_cast<float>(
-      g * gelu_situ_detail::sigmoid(kTwiceC * (g + 0.044715 * (g * g * g))) * u);
+  return static_cast<float>(g * gelu_situ_detail::sigmoid(kTwiceC * (g + 0.044715 * (g * g * g))) *
+                            u);
 }
 
 // b tanh(g / b) sigmoid(g) l tanh(u / l), b and l positive and finite.

@@ -53,6 +53,13 @@ Setting clamped(Activation activation, float limit) {
 }
 // gpt-oss: its activation with its own limit.
 void oai(Case& c) { clamped(A::kSwigluOai, 7)(c); }
+void gelu(Case& c) { c.options.activation = A::kGelu; }
+void gelu_tanh(Case& c) { c.options.activation = A::kGeluTanh; }
+void situ(Case& c) {
+  c.options.activation = A::kSitu;
+  c.options.situ_gate_limit = 1.5f;
+  c.options.situ_up_limit = 2.5f;
+}
 Setting alpha(float alpha) {
   return [alpha](Case& c) { c.options.swiglu_alpha = alpha; };
 }
@@ -199,6 +206,28 @@ const std::vector<Choice>& relu2_choices() {
       {"w4a8_relu2_before_down_ep", {int8, before_down, third_quarter}},
       {"fp8_relu2_static_fixed_shared", {fp8, static_scale, fixed, shared(32)}},
       {"fp8_relu2_biases", {fp8, biases}},
+  };
+  return all;
+}
+
+const std::vector<Choice>& gelu_and_situ_choices() {
+  static const std::vector<Choice> all = {
+      {"w4a4_gelu_tanh", {gelu_tanh}},
+      {"w4a16_gelu", {gelu, bf16}},
+      {"w4a8_situ", {situ, int8}},
+      {"fp8_gelu_tanh", {gelu_tanh, fp8}},
+      {"w4a4_situ_shared_ep_i64", {situ, shared(96), middle_half, i64}},
+      {"w4a4_situ_fixed_clamp_before_down", {situ, before_down, fixed}},
+      {"w4a4_gelu_static_fixed", {gelu, static_scale, fixed}},
+      {"w4a4_gelu_tanh_vllm_order", {gelu_tanh, vllm_order}},
+      {"w4a16_gelu_tanh_before_down_rows_fp32",
+       {gelu_tanh, bf16, before_down, rows_fp32, fp32, shared(48)}},
+      {"w4a16_situ_biases_fp16", {situ, bf16, biases, fp16}},
+      {"w4a16_situ_batch_invariant", {situ, bf16, batch_invariant}},
+      {"w4a8_gelu_before_down_ep", {gelu, int8, before_down, third_quarter}},
+      {"w4a8_gelu_tanh_biases", {gelu_tanh, int8, biases}},
+      {"fp8_situ_fixed_clamp_shared", {situ, fp8, fixed, shared(32)}},
+      {"fp8_gelu_biases", {gelu, fp8, biases}},
   };
   return all;
 }

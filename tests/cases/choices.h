@@ -33,5 +33,7 @@ const std::vector<Choice>& fp8_on_input_choices();
 // with every data kind, the first two with every routing and token count too.
 const std::vector<Choice>& bias_choices();
 const std::vector<Choice>& relu2_choices();
+// gelu, gelu_tanh and situ, in each activation format. The first four run with every data kind.
+const std::vector<Choice>& gelu_and_situ_choices();
 
 }  // namespace nvfp4_moe::internal

@@ -116,6 +116,15 @@ class Table {
     for (const Choice& choice : fp8_on_input_choices())
       add_walk(on_input(after(fp8, choice)), kOnInputShapes, turn);
   }
+  void add_gelu_and_situ() {
+    size_t turn = 0;
+    for (const Choice& choice : gelu_and_situ_choices()) {
+      add_walk(choice, kShapes, turn);
+      if (&choice < &gelu_and_situ_choices()[4]) add_data(choice, kShapes[3]);
+      if (&choice < &gelu_and_situ_choices()[4]) add_walk(on_input(choice), kOnInputShapes, turn);
+    }
+    add_huge(gelu_and_situ_choices()[1], kShapes[3]);
+  }
   // set: makes the case one of biases or of relu2.
   void add_each(const std::vector<Choice>& choices, const Setting& set) {
     size_t turn = 0;
@@ -153,6 +162,7 @@ const std::vector<Case>& case_table() {
     table.add_fp8();
     table.add_each(bias_choices(), [](Case& c) { c.options.expert_biases = true; });
     table.add_each(relu2_choices(), [](Case& c) { c.options.activation = Activation::kRelu2; });
+    table.add_gelu_and_situ();
     return table.take();
   }();
   return all;

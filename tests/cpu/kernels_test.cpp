@@ -3,6 +3,7 @@
 #include "backend/cpu/kernels.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -19,13 +20,17 @@
 namespace nvfp4_moe::internal::cpu {
 namespace {
 
-constexpr Activation kGated[] = {Activation::kSwiglu, Activation::kSwigluClamped,
-                                 Activation::kSwigluStep, Activation::kSwigluOai};
+constexpr Activation kGated[] = {Activation::kSwiglu,     Activation::kSwigluClamped,
+                                 Activation::kSwigluStep, Activation::kSwigluOai,
+                                 Activation::kGelu,       Activation::kGeluTanh,
+                                 Activation::kSitu};
 
 MoeOptions options_of(Activation activation, float limit) {
   MoeOptions options;
   options.activation = activation;
-  if (activation != Activation::kSwiglu) options.swiglu_limit = limit;
+  if (has_swiglu_limit(activation)) options.swiglu_limit = limit;
+  if (activation == Activation::kSitu)
+    options.situ_gate_limit = limit, options.situ_up_limit = 4 * limit;
   return options;
 }
 
@@ -132,6 +137,30 @@ TEST_P(InstructionSet, ActivationsOfEveryMagnitudeAreWithinFourUlpBeforeTheirRou
           ASSERT_LE(std::abs(bf16_to_float(out[i]) - exact), fp32 + bf16)
               << to_string(activation) << " of " << acc[i] << " and " << up;
         }
+      }
+    }
+  }
+}
+
+// gelu, gelu_tanh and situ have the bits of core/gelu_situ.h: all signs and exponents of gate and
+// up.
+TEST_P(InstructionSet, GeluAndSituHaveTheScalarFunctionsBits) {
+  for (const Activation activation :
+       {Activation::kGelu, Activation::kGeluTanh, Activation::kSitu}) {
+    const MoeOptions options = options_of(activation, 4.0f);
+    const GatedActivation scalar = GatedActivation::of(options);
+    for (uint32_t first = 0; first < 1u << 16; first += 16) {
+      float acc[kStripRows];
+      for (uint32_t i = 0; i < 16; ++i) {
+        acc[i] = std::bit_cast<float>((first + i) * 65537u);
+        acc[i + 16] = std::bit_cast<float>((first + i) * 2654435761u);
+      }
+      const std::vector<uint16_t> out = swiglu(kernels(), options, acc);
+      for (size_t i = 0; i < 16; ++i) {
+        const float exact = scalar(acc[i], acc[i + 16]);
+        ASSERT_TRUE(std::isnan(exact) ? std::isnan(bf16_to_float(out[i]))
+                                      : out[i] == bf16_from_float(exact))
+            << to_string(activation) << " of " << acc[i] << " and " << acc[i + 16];
       }
     }
   }

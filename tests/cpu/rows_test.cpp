@@ -153,11 +153,14 @@ TEST_P(RowsOf, EpiloguesHavePortablesBits) {
   const std::vector<float> bias = magnitudes(kStripRows, random, -3, 6);
   for (const bool biased : {false, true}) {
     for (const bool weighted : {false, true}) {
-      for (const Activation activation : {Activation::kSwiglu, Activation::kSwigluClamped,
-                                          Activation::kSwigluStep, Activation::kSwigluOai}) {
+      for (const Activation activation :
+           {Activation::kSwiglu, Activation::kSwigluClamped, Activation::kSwigluStep,
+            Activation::kSwigluOai, Activation::kGelu, Activation::kGeluTanh, Activation::kSitu}) {
         MoeOptions options;
         options.activation = activation;
         options.swiglu_limit = 7.0f;
+        options.situ_gate_limit = 4.0f;
+        options.situ_up_limit = 25.0f;
         expect_portables(kernels(), kCount * 32, [&](const Kernels& of, std::byte* out) {
           of.swiglu(options, {.acc = acc.data(),
                               .count = kCount,

@@ -42,6 +42,18 @@ MoeOptions fixed_by(Activation activation, float limit, Format format = Format::
   return options;
 }
 
+MoeOptions of_activation(Activation activation, Format format = Format::kNvfp4) {
+  MoeOptions options = of(Scale::kDynamicToken, Inner::kFixed, format);
+  options.activation = activation;
+  return options;
+}
+MoeOptions situ_fixed(float gate_limit, float up_limit, Format format = Format::kNvfp4) {
+  MoeOptions options = of_activation(Activation::kSitu, format);
+  options.situ_gate_limit = gate_limit;
+  options.situ_up_limit = up_limit;
+  return options;
+}
+
 ActivationScales resolved(const MoeOptions& options, const LayerScales& scales = {}) {
   const auto config = MoeConfig::make(options);
   EXPECT_OK(config);
@@ -83,6 +95,10 @@ TEST(ActivationScalesOfALayer, FollowOptionsAndCheckpoint) {
       {fixed_by(Activation::kSwigluClamped, 586), {}, 0, 0x1p7f},  // a block of 0.75 becomes 0
       {fixed_by(Activation::kSwigluClamped, 478, Format::kFp8), {}, 0, 0x1p9f},
       {fixed_by(Activation::kSwigluClamped, 10, Format::kFp8), {}, 0, 0x1p-2f},  // 100 / 448
+      {situ_fixed(4, 25), {{}, 0.01f}, 0, 0x1p-4f},                   // 100 / 2688 = 0.0372
+      {situ_fixed(4, 25, Format::kFp8), {}, 0, 0x1p-2f},              // 100 / 448
+      {situ_fixed(0x1p-3f, 0x1.5p8f), {}, 0, 0x1p-6f},                // 42 / 2688 = 2^-6
+      {of_activation(Activation::kGelu), {{}, 0.0021f}, 0, 0x1p-4f},  // as a checkpoint's
       // fixed of the caller, before all others.
       {fixed_by(Activation::kSwigluClamped, 10, Format::kNvfp4, 0.25f), {{}, 0.01f}, 0, 0.25f},
       {fixed_by(Activation::kSwigluClamped, 480, Format::kFp8, 0.25f), {{}, 0.01f}, 0, 0.25f},
@@ -174,6 +190,13 @@ TEST(ActivationScalesOfALayer, WhatGivesNoneIsDeclined) {
       {clamped(most, Format::kNvfp4), {}, "swiglu_limit 3.40282347e+38"},  // its square overflows
       {clamped(587, Format::kNvfp4), {}, "leaves values of 1 above 0"},
       {clamped(480, Format::kFp8), {}, "leaves values of 1 above 0"},  // 2^-10 of a scale becomes 0
+      {situ_fixed(4, 1e9f),
+       {},
+       "intermediate_scale fixed: expected a situ_gate_limit and a situ_up_limit whose bound of "
+       "the "
+       "activation's output, 4e+09, leaves values of 1 above 0, got situ_gate_limit 4 and "
+       "situ_up_limit 1e+09; give"},
+      {of_activation(Activation::kGeluTanh), {}, "without a given power of two or a limit"},
   };
   for (const auto& c : cases) {
     EXPECT_THAT(resolve_activation_scales(*MoeConfig::make(c.options), c.given),

@@ -66,7 +66,8 @@ T activation(const MoeOptions& options, T g, T u) {
     case Activation::kRelu2: return std::isnan(u) ? u : std::pow(std::max(u, T{0}), T{2});
     case Activation::kGelu: return g * std::erfc(-g * std::sqrt(T{0.5})) / 2 * u;
     case Activation::kGeluTanh: {
-      const T pi = std::acos(T{-1}), y = std::sqrt(2 / pi) * (g + static_cast<T>(0.044715L) * g * g * g);
+      const T pi = std::acos(T{-1}),
+              y = std::sqrt(2 / pi) * (g + static_cast<T>(0.044715L) * g * g * g);
       return g / (1 + std::exp(-2 * y)) * u;
     }
     case Activation::kSitu: {

@@ -36,6 +36,7 @@ namespace {
 // clang-format off
 #include "backend/cpu/vector_avx512.h"
 #include "backend/cpu/operands_x86.h"
+#include "backend/cpu/gelu_situ_rows.h"
 #include "backend/cpu/rows.h"
 #include "backend/cpu/float_small_batch.h"
 // clang-format on

@@ -33,6 +33,7 @@ namespace {
 // clang-format off
 #include "backend/cpu/vector_avx512.h"
 #include "backend/cpu/operands_x86.h"
+#include "backend/cpu/gelu_situ_rows.h"
 #include "backend/cpu/rows.h"
 // clang-format on
 

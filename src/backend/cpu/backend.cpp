@@ -72,10 +72,7 @@ const Kernels& forced() {
 // The functions of one entry.
 template <const Kernels& (*kKernels)()>
 struct Entry {
-  static Status supports(const MoeConfig& config, const DeviceFacts& device) {
-    if (is_gelu_or_situ(config->activation))
-      return unsupported(std::string("activation ") + to_string(config->activation) +
-                         ": expected a function of swiglu, or relu2");
+  static Status supports(const MoeConfig&, const DeviceFacts& device) {
     if (device.kind != DeviceKind::kCpu)
       return unsupported("device: expected a CPU, got " + device.name);
     if (!kKernels().runs_on_host())

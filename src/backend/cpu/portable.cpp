@@ -31,6 +31,7 @@ inline void int8_block_values(const uint8_t* codes, Int8Block& out) {
 
 // The order matters: each needs the ones before it.
 // clang-format off
+#include "backend/cpu/gelu_situ_rows.h"
 #include "backend/cpu/rows.h"
 #include "backend/cpu/float_small_batch.h"
 #include "backend/cpu/float_tile.h"

@@ -229,7 +229,18 @@ inline F with_tail(const MoeOptions& options, const SwigluRows& rows, int64_t i,
   return load(out);
 }
 
+void gelu_or_situ_rows(const MoeOptions& options, const SwigluRows& rows) {
+  for (int64_t i = 0; i < rows.count; ++i) {
+    F g = splat(0.0f), u = g;
+    gate_and_up(rows, i, g, u);
+    F h = gelu_or_situ(options, g, u);
+    if (rows.weight != nullptr) h = h * splat(rows.weight[i]);
+    store_bf16(rows.out + i * rows.stride, h);
+  }
+}
+
 void swiglu_rows(const MoeOptions& options, const SwigluRows& rows) {
+  if (is_gelu_or_situ(options.activation)) return gelu_or_situ_rows(options, rows);
   const F limit = splat(options.swiglu_limit.value_or(0.0f)), one = splat(1.0f),
           alpha = splat(options.swiglu_alpha);
   for (int64_t i = 0; i < rows.count; ++i) {
@@ -250,7 +261,7 @@ void swiglu_rows(const MoeOptions& options, const SwigluRows& rows) {
       case Activation::kRelu2: break;  // no gate: see round_rows
       case Activation::kGelu:
       case Activation::kGeluTanh:
-      case Activation::kSitu: break;  // declined
+      case Activation::kSitu: break;  // above
     }
     if (tail != 0) h = with_tail(options, rows, i, tail, h);
     if (rows.weight != nullptr) h = h * splat(rows.weight[i]);

@@ -62,6 +62,12 @@ inline void set_sizes(MoeOptions& options, int64_t experts, int64_t top_k, int64
   options.hidden_size = hidden;
   options.intermediate_size = intermediate;
 }
+// Limits that gate and up reach.
+inline void set_situ(MoeOptions& options) {
+  options.activation = Activation::kSitu;
+  options.situ_gate_limit = 1.5f;
+  options.situ_up_limit = 2.5f;
+}
 // A layer of all its experts.
 inline Case sized_case(int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate,
                        int64_t tokens) {

@@ -133,31 +133,39 @@ TEST_F(CApiOnGpu, SwigluQuantizesTheHostsBitsInAGraph) {
   const std::vector<float> gate_up = normal(kRows * kCols * 2, 5), weights = normal(kRows, 6);
   nvfp4_moe_swiglu options{};
   options.struct_size = sizeof options;
-  options.activation = NVFP4_MOE_ACTIVATION_SWIGLU_CLAMPED;
-  options.swiglu_limit = 1.5f;
   options.dtype = NVFP4_MOE_DTYPE_F32;
-  std::vector<uint8_t> codes(kCodes), scales(kScales);
-  std::vector<float> row_scales(kRows);
-  ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-            nvfp4_moe_swiglu_quantize(&options, gate_up.data(), kRows, kCols, weights.data(),
-                                      codes.data(), scales.data(), row_scales.data(), nullptr));
-  const OnDevice<float> device_gate_up(gate_up), device_weights(weights), device_row_scales(kRows);
-  const OnDevice<uint8_t> device_codes(kCodes), device_scales(kScales);
-  const OwnStream stream;
-  const auto enqueue = [&]() -> Status {
-    EXPECT_EQ(NVFP4_MOE_STATUS_OK,
-              nvfp4_moe_device_swiglu_quantize(
-                  "cuda:0", &options, device_gate_up.data(), kRows, kCols, device_weights.data(),
-                  device_codes.data(), device_scales.data(), device_row_scales.data(), stream))
-        << nvfp4_moe_last_error();
-    return {};
-  };
-  const Graph graph(stream, enqueue, cudaStreamCaptureModeGlobal);
-  graph.launch();
-  stream.synchronize();
-  EXPECT_EQ(device_codes.back(), codes);
-  EXPECT_EQ(device_scales.back(), scales);
-  EXPECT_EQ(bits(device_row_scales.back()), bits(row_scales));
+  for (const nvfp4_moe_activation activation :
+       {NVFP4_MOE_ACTIVATION_SWIGLU_CLAMPED, NVFP4_MOE_ACTIVATION_GELU,
+        NVFP4_MOE_ACTIVATION_GELU_TANH, NVFP4_MOE_ACTIVATION_SITU}) {
+    SCOPED_TRACE(activation);
+    const bool situ = activation == NVFP4_MOE_ACTIVATION_SITU;
+    options.activation = activation;
+    options.swiglu_limit = activation == NVFP4_MOE_ACTIVATION_SWIGLU_CLAMPED ? 1.5f : 0.0f;
+    options.situ_gate_limit = options.situ_up_limit = situ ? 1.5f : 0.0f;
+    std::vector<uint8_t> codes(kCodes), scales(kScales);
+    std::vector<float> row_scales(kRows);
+    ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+              nvfp4_moe_swiglu_quantize(&options, gate_up.data(), kRows, kCols, weights.data(),
+                                        codes.data(), scales.data(), row_scales.data(), nullptr));
+    const OnDevice<float> device_gate_up(gate_up), device_weights(weights),
+        device_row_scales(kRows);
+    const OnDevice<uint8_t> device_codes(kCodes), device_scales(kScales);
+    const OwnStream stream;
+    const auto enqueue = [&]() -> Status {
+      EXPECT_EQ(NVFP4_MOE_STATUS_OK,
+                nvfp4_moe_device_swiglu_quantize(
+                    "cuda:0", &options, device_gate_up.data(), kRows, kCols, device_weights.data(),
+                    device_codes.data(), device_scales.data(), device_row_scales.data(), stream))
+          << nvfp4_moe_last_error();
+      return {};
+    };
+    const Graph graph(stream, enqueue, cudaStreamCaptureModeGlobal);
+    graph.launch();
+    stream.synchronize();
+    EXPECT_EQ(device_codes.back(), codes);
+    EXPECT_EQ(device_scales.back(), scales);
+    EXPECT_EQ(bits(device_row_scales.back()), bits(row_scales));
+  }
 }
 
 // The arrays that a captured swizzle reads and writes are determined when the graph is replayed,

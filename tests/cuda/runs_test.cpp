@@ -17,6 +17,7 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
+constexpr Activation kGeluAndSitu[] = {Activation::kGelu, Activation::kGeluTanh, Activation::kSitu};
 constexpr ActivationFormat kNvfp4 = ActivationFormat::kNvfp4, kBf16 = ActivationFormat::kBf16;
 
 class RunsOnADevice : public BackendTest {
@@ -25,6 +26,7 @@ class RunsOnADevice : public BackendTest {
     Case spec = ragged_case({4, 2, tokens, Routing::kUniform}, format);
     spec.options.activation = activation;
     if (activation == Activation::kSwigluOai) spec.options.swiglu_limit = 7.0f;
+    if (activation == Activation::kSitu) set_situ(spec.options);
     spec.options.expert_biases = biases;
     spec.options.shared_intermediate_size = 96;  // it has no biases
     spec.data = DataKind::kNan;
@@ -88,6 +90,24 @@ TEST_P(RunsOnADevice, BiasesAndExpertsWithoutAGate) {
       // up to eight tokens sm90's run under bf16 is one kernel (sm90_decode_test.cpp)
       for (const int64_t tokens : {format == kBf16 ? 9 : 1, 110})
         expect_right(kind(activation, biases, format, tokens));
+      for (int config = 0; config < configurations_of(backend(), format); ++config)
+        expect_right(kind(activation, true, format, 14), config);
+      if (HasFailure()) return;
+    }
+}
+
+// Beyond eight tokens sm90 has kernels of gemm1 for these functions in all of its formats.
+TEST_P(RunsOnADevice, GeluAndSituOfAFewTokens) {
+  for (const Activation activation : kGeluAndSitu)
+    for (const ActivationFormat format : {kBf16, kNvfp4})
+      expect_right(kind(activation, format == kBf16, format, 9));
+}
+
+TEST_P(RunsOnADevice, GeluAndSituInEveryConfiguration) {
+  for (const Activation activation : kGeluAndSitu)
+    for (const ActivationFormat format : {kBf16, kNvfp4, ActivationFormat::kFp8}) {
+      for (const int64_t tokens : {1, 110})
+        expect_right(kind(activation, tokens == 1, format, tokens));
       for (int config = 0; config < configurations_of(backend(), format); ++config)
         expect_right(kind(activation, true, format, 14), config);
       if (HasFailure()) return;

@@ -20,8 +20,9 @@ TEST(Sm90Config, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
   MoeOptions options = case_table().front().options;
   options.num_experts = 384;
   options.top_k = 8;
-  MoeOptions without_gate = options;
+  MoeOptions without_gate = options, gelu = options;  // have no kernels with wide tiles
   without_gate.activation = Activation::kRelu2;
+  gelu.activation = Activation::kGeluTanh;
   for (const sm90::ConfigTable* table : {&sm90::kBf16Table, &sm90::kFp8Table}) {
     SCOPED_TRACE(table->configs.front().name);
     const auto config_of = [&](const MoeOptions& of, int64_t experts, int64_t tokens) {
@@ -51,6 +52,7 @@ TEST(Sm90Config, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
     EXPECT_EQ(config_of(options, 48, 4096).tile_n, 128);
     EXPECT_EQ(config_of(options, 384, 1024).tile_n, 64);
     EXPECT_LT(config_of(without_gate, 48, 256).wide, 0);
+    EXPECT_LT(config_of(gelu, 48, 256).wide, 0);
     const sm90::GemmConfig& wide = table->configs[sm90::kWideConfig];
     EXPECT_EQ(wide.tile_n, 128);
     EXPECT_EQ(wide.min_n, 8);  // a cold expert's rows, next to a hot one's

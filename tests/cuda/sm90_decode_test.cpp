@@ -140,6 +140,18 @@ TEST_F(Sm90SmallDecode, EveryKindOfLayer) {
         c.options.expert_biases = true;
       },
       [](Case& c) {
+        c.options.activation = Activation::kGelu;
+        c.options.expert_biases = true;
+      },
+      [](Case& c) {
+        c.options.activation = Activation::kGeluTanh;
+        c.options.router_weight = RouterWeight::kBeforeDown;
+      },
+      [](Case& c) {
+        set_situ(c.options);
+        c.options.shared_intermediate_size = 48;
+      },
+      [](Case& c) {
         c.options.shared_intermediate_size = 272;
         c.shared_weights = true;
       },

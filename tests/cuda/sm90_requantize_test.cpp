@@ -102,6 +102,7 @@ TEST_F(Sm90Requantize, EveryKindOfValues) {
 TEST_F(Sm90Requantize, EveryKindOfLayer) {
   const std::pair<const char*, void (*)(Case&)> kinds[] = {
       {"relu2", [](Case& c) { c.options.activation = Activation::kRelu2; }},
+      {"situ", [](Case& c) { set_situ(c.options); }},
       {"biases",
        [](Case& c) {
          c.options.activation = Activation::kSwigluOai;

@@ -47,6 +47,9 @@ OPTIONS = [
     ("swiglu_quantize", {}),
     ("swiglu_quantize", {"activation": "swiglu_clamped", "swiglu_limit": 7.0, "interleaved": True}),
     ("swiglu_quantize", {"activation": "swiglu_oai", "swiglu_limit": 7.0, "power_of_two": 2.0**-7}),
+    ("swiglu_quantize", {"activation": "gelu"}),
+    ("swiglu_quantize", {"activation": "gelu_tanh", "interleaved": True}),
+    ("swiglu_quantize", {"activation": "situ", "situ_gate_limit": 4.0, "situ_up_limit": 25.0}),
 ]
 
 

@@ -257,10 +257,10 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   const int forced = limits.gemm_config,
             index = forced >= 0 ? forced : gemms.routed(config, range, facts.tokens);
   const GemmConfig& gemm = gemms.configs[static_cast<size_t>(index)];
-  // A small batch that one warp routes lists one kind of tiles, wide tiles are sorted, and kernels
-  // with two configurations are compiled only for activations with a gate.
+  // A small batch that one warp routes lists one kind of tiles, and wide tiles are
+  // sorted.
   const bool may_be_wide = q.assignments() > kSmallBatch && range.count <= kMaxSortedExperts &&
-                           has_gate(config->activation);
+                           has_wide_kernels(config->activation);
   const int wide = may_be_wide ? gemm.wide : -1;
   RunPlan run;
   run.tokens = facts.tokens;

@@ -34,6 +34,11 @@ struct GemmConfig {
   bool fused_requantize = false;
 };
 
+// Kernels with two configurations are compiled only for the functions of swiglu.
+constexpr bool has_wide_kernels(Activation activation) {
+  return has_gate(activation) && !is_gelu_or_situ(activation);
+}
+
 // A run whose steps are one kernel, except for select_experts.
 struct OneLaunchPlan {
   int ctas = 0;               // all resident at once; 0: the run has a launch per step

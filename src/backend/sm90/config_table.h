@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/packed_tile.h"
+#include "backend/cuda/run_plan.h"
 #include "backend/sm90/config.h"
 #include "core/config.h"
 
@@ -44,8 +45,7 @@ inline constexpr ConfigTable kFp8Table = {std::span(kGemmConfigs).subspan<kBf16C
                                           kFp8OfLayer, kFp8OfRank, 96, 32};
 
 // From this many tokens on the kernels of a narrow configuration also contain a wide one. With
-// fewer tokens the narrow one handles any routing nearly as well. They are compiled only for
-// activations with a gate.
+// fewer tokens the narrow one handles any routing nearly as well.
 inline constexpr int64_t kMinTokensWithWide = 33;
 // The index in the table for the routed experts of a batch.
 inline int routed_config(const ConfigTable& table, const MoeConfig& config,
@@ -55,7 +55,7 @@ inline int routed_config(const ConfigTable& table, const MoeConfig& config,
       static_cast<double>(rows) / static_cast<double>(config->num_experts);
   const bool may_use_tma = config->hidden_size >= table.least_tma_hidden;
   const bool with_wide = range.count < config->num_experts && tokens >= kMinTokensWithWide &&
-                         may_use_tma && has_gate(config->activation);
+                         may_use_tma && cuda::has_wide_kernels(config->activation);
   const std::span<const int> offered = with_wide ? table.of_rank : table.of_layer;
   const auto config_at = [&](size_t i) -> const GemmConfig& {
     return table.configs[static_cast<size_t>(offered[i])];

@@ -11,8 +11,10 @@
 namespace nvfp4_moe::internal::sm90 {
 namespace {
 
-constexpr int64_t kPartialBytesOfGateUp = DecodeGateUp<true, 8>::kPartialBytes;
-static_assert(kPartialBytesOfGateUp == (DecodeGateUp<true, 1>::kPartialBytes));
+using cuda::Gemm1Function;
+
+constexpr int64_t kPartialBytesOfGateUp = DecodeGateUp<Gemm1Function::kSwiglu, 8>::kPartialBytes;
+static_assert(kPartialBytesOfGateUp == (DecodeGateUp<Gemm1Function::kSwiglu, 1>::kPartialBytes));
 
 // Weights that a batch reads on average, at most.
 constexpr double kMostBytes = 256e6;
@@ -133,19 +135,21 @@ Status decode(const StepContext& step) {
   args.before_down = config->router_weight == RouterWeight::kBeforeDown;
   args.rows_fp32 = config->row_format == RowFormat::kFp32;
   args.status = step.buffers.status;
-  const auto launch = [&]<bool kGated, int kColumns>() {
-    return cuda::launch_as<sm90_decode_kernel<kGated, kColumns>>(
-        true, "decode", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
-        step.stream, args);
+  const auto launch_of = [&]<Gemm1Function kFunction>() {
+    DecodeArgsOf<kFunction> own{args};
+    if constexpr (kFunction == Gemm1Function::kGeluOrSitu)
+      own.gelu_or_situ = cuda::GeluOrSitu::from(config);
+    const auto launch = [&]<int kColumns>() {
+      return cuda::launch_as<sm90_decode_kernel<kFunction, kColumns>>(
+          true, "decode", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
+          step.stream, own);
+    };
+    if (batch.tokens == 1) return launch.template operator()<1>();
+    if (batch.tokens == 2) return launch.template operator()<2>();
+    if (batch.tokens <= 4) return launch.template operator()<4>();
+    return launch.template operator()<8>();
   };
-  const auto launch_columns = [&]<bool kGated>() {
-    if (batch.tokens == 1) return launch.template operator()<kGated, 1>();
-    if (batch.tokens == 2) return launch.template operator()<kGated, 2>();
-    if (batch.tokens <= 4) return launch.template operator()<kGated, 4>();
-    return launch.template operator()<kGated, 8>();
-  };
-  return has_gate(config->activation) ? launch_columns.template operator()<true>()
-                                      : launch_columns.template operator()<false>();
+  return cuda::with_gemm1_function(cuda::gemm1_function(config->activation), launch_of);
 }
 
 }  // namespace nvfp4_moe::internal::sm90

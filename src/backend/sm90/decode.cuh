@@ -31,9 +31,9 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-template <bool kGated, int kColumns>
+template <cuda::Gemm1Function kFunction, int kColumns>
 __global__ void __launch_bounds__(kDecodeThreads, 1)
-    sm90_decode_kernel(const __grid_constant__ DecodeArgs args) {
+    sm90_decode_kernel(const __grid_constant__ DecodeArgsOf<kFunction> args) {
   extern __shared__ __align__(128) uint8_t decode_shared[];
   __shared__ DecodeRouting routing;
   const auto thread = static_cast<int32_t>(threadIdx.x);
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     }
   }
   __syncthreads();
-  DecodeGateUp<kGated, kColumns>{args, share, routing, x, row_bytes, partials}.run(ring);
+  DecodeGateUp<kFunction, kColumns>{args, share, routing, x, row_bytes, partials}.run(ring);
   // orders this cta's reads of hidden and its rows of the intermediate before the bulk copies
   cuda::ptx::fence_proxy_async();
   __syncthreads();

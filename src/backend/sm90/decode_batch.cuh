@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "backend/cuda/gemm/biases.cuh"
 #include "backend/cuda/gemm/gated_activation.cuh"
@@ -50,6 +51,13 @@ struct DecodeArgs {
   bool rows_fp32;    // row_format
   RunStatus* status;
 };
+// A union with `activation` would change the code of the other functions' kernels.
+struct GeluOrSituDecodeArgs : DecodeArgs {
+  cuda::GeluOrSitu gelu_or_situ;
+};
+template <cuda::Gemm1Function kFunction>
+using DecodeArgsOf = std::conditional_t<kFunction == cuda::Gemm1Function::kGeluOrSitu,
+                                        GeluOrSituDecodeArgs, DecodeArgs>;
 
 // ---- routing
 

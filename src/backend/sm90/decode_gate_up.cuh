@@ -22,14 +22,15 @@ __device__ inline uint16_t* decode_row(const DecodeArgs& args, int32_t assignmen
 }
 
 // kColumns: tokens whose accumulators are kept: 1, 2, 4 or 8.
-template <bool kGated, int kColumns>
+template <cuda::Gemm1Function kFunction, int kColumns>
 struct DecodeGateUp {
+  static constexpr bool kGated = kFunction != cuda::Gemm1Function::kRelu2;
   static constexpr int kBatch = 8 / kColumns;      // groups between two barriers of a warps
   static constexpr int kPartials = 16 * kColumns;  // of a group and a warp
   static constexpr int kChannels = kGated ? 8 : 16;
   static constexpr int kPartialBytes = 2 * kDecodeWarps * kBatch * kPartials * 4;
 
-  const DecodeArgs& args;
+  const DecodeArgsOf<kFunction>& args;
   const DecodeShare& share;
   const DecodeRouting& routing;
   const uint8_t* x;  // hidden: (T, row_bytes)
@@ -136,8 +137,13 @@ struct DecodeGateUp {
     if constexpr (kGated) {
       const cuda::LaneBiases bias = part.gemm1_biases.of(
           routing.expert_of[group.active], static_cast<uint32_t>(channel), part.channels);
-      value = args.activation.gated<false>(fmaf(gate * kFactor, scale * scales.gate, bias.first),
+      if constexpr (kFunction == cuda::Gemm1Function::kGeluOrSitu)
+        value =
+            args.gelu_or_situ.gated<false>(fmaf(gate * kFactor, scale * scales.gate, bias.first),
                                            fmaf(up * kFactor, scale * scales.up, bias.second));
+      else
+        value = args.activation.gated<false>(fmaf(gate * kFactor, scale * scales.gate, bias.first),
+                                             fmaf(up * kFactor, scale * scales.up, bias.second));
     } else {
       const float bias =
           part.gemm1_biases

@@ -89,12 +89,54 @@ struct Relu2Epilogue : SwigluEpilogue<kReports, Products> {
   }
 };
 
+// gelu, gelu_tanh and situ, in kernels of their own.
+template <bool kReports, class Products>
+struct GeluOrSituEpilogue : SwigluEpilogue<kReports, Products> {
+  // Wide tiles are then never stored one by one, and that code is not compiled.
+  __device__ uint16_t* bf16_out() const {
+    __builtin_assume(this->out != nullptr);
+    return this->out;
+  }
+  __device__ bool plain() const { return !this->gelu_or_situ.capped; }
+  template <bool kPlain>
+  __device__ float value(float gate, float up, const RowFactor& factor,
+                         const LaneBiases& bias) const {
+    constexpr float kFactor = Products::kAccumulatorFactor;
+    return this->gelu_or_situ.template gated<kPlain>(
+               fmaf(gate * kFactor, factor.first, bias.first),
+               fmaf(up * kFactor, factor.second, bias.second)) *
+           factor.weight;
+  }
+  __device__ void store(int64_t row, int32_t weight_row, float gate, float up,
+                        const RowFactor& factor, const LaneBiases& bias) const {
+    const int64_t channel = cuda::joined_channel(weight_row);
+    if (channel >= this->channels) return;
+    this->store_one(row, channel, value<false>(gate, up, factor, bias));
+  }
+};
+
+template <cuda::Gemm1Function kFunction>
+struct Gemm1Epilogue;
+template <>
+struct Gemm1Epilogue<cuda::Gemm1Function::kSwiglu> {
+  template <bool kReports, class Products>
+  using Of = SwigluEpilogue<kReports, Products>;
+};
+template <>
+struct Gemm1Epilogue<cuda::Gemm1Function::kGeluOrSitu> {
+  template <bool kReports, class Products>
+  using Of = GeluOrSituEpilogue<kReports, Products>;
+};
+template <>
+struct Gemm1Epilogue<cuda::Gemm1Function::kRelu2> {
+  template <bool kReports, class Products>
+  using Of = Relu2Epilogue<kReports, Products>;
+};
 // Under fp8 requantize counts nonfinite rows.
-template <class Traits, bool kGated>
+template <class Traits, cuda::Gemm1Function kFunction>
 using Gemm1EpilogueOf =
-    std::conditional_t<kGated,
-                       SwigluEpilogue<Traits::kTmaRows && !Traits::kFp8, typename Traits::Products>,
-                       Relu2Epilogue<Traits::kTmaRows && !Traits::kFp8, typename Traits::Products>>;
+    typename Gemm1Epilogue<kFunction>::template Of<Traits::kTmaRows && !Traits::kFp8,
+                                                   typename Traits::Products>;
 
 // The kernel of a narrow configuration that also contains a wide one, used if route lists wide
 // tiles. Both gather rows.

@@ -17,8 +17,11 @@ Gemm1Params gemm1_params(const StepContext& step, const PartBuffers& part, bool 
                               ? step.batch.topk_weights
                               : nullptr;
   params.bias_table = cuda::gemm1_biases(step.weights, shared);
-  params.activation = GatedActivation::from(config);
-  params.gated = has_gate(config->activation);
+  params.function = cuda::gemm1_function(config->activation);
+  if (params.function == cuda::Gemm1Function::kGeluOrSitu)
+    params.gelu_or_situ = cuda::GeluOrSitu::from(config);
+  else
+    params.activation = GatedActivation::from(config);
   params.out = part.intermediate.bf16;
   params.channels = part.intermediate_size;
   if (plan.flags_nonfinite) params.nonfinite_rows = part.intermediate.nonfinite;

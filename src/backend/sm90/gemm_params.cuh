@@ -89,11 +89,14 @@ struct Gemm1Params {
   const uint8_t* nonfinite;           // (T)
   const float* router_weights;        // (T k) by assignment, or null: 1
   cuda::BiasTable bias_table;
-  GatedActivation activation;
-  bool gated;               // selects SwigluEpilogue, otherwise Relu2Epilogue
-  uint16_t* out;            // (R, I) bf16
-  int64_t channels;         // I
-  uint8_t* nonfinite_rows;  // (R) set to 1 if a row has NaN or Inf; or null
+  union {
+    GatedActivation activation;
+    cuda::GeluOrSitu gelu_or_situ;  // of GeluOrSituEpilogue
+  };
+  cuda::Gemm1Function function;  // selects the epilogue
+  uint16_t* out;                 // (R, I) bf16
+  int64_t channels;              // I
+  uint8_t* nonfinite_rows;       // (R) set to 1 if a row has NaN or Inf; or null
 };
 // Arguments of gemm2's epilogue.
 struct Gemm2Params {

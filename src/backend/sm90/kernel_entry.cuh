@@ -18,15 +18,14 @@ template <size_t kIndex, class Rows>
 Status launch_gemm1(const LaunchSite& site, const GemmArgs& args, const Gemm1Params& params,
                     const Rows& rows) {
   using Traits = GemmTraits<kIndex>;
-  const auto launch = [&]<bool kGated>() {
-    using Epilogue = Gemm1EpilogueOf<Traits, kGated>;
+  return cuda::with_gemm1_function(params.function, [&]<cuda::Gemm1Function kFunction>() {
+    using Epilogue = Gemm1EpilogueOf<Traits, kFunction>;
     Epilogue epilogue{};
     static_cast<Gemm1Params&>(epilogue) = params;
     return cuda::launch<sm90_gemm1_kernel<kIndex, Rows, Epilogue>>(
         "gemm1_swiglu", site.ctas, Traits::kThreads, sizeof(Shared<Traits>), site.stream, args,
         epilogue, rows);
-  };
-  return params.gated ? launch.template operator()<true>() : launch.template operator()<false>();
+  });
 }
 template <size_t kIndex, class Rows>
 Status launch_gemm2(const LaunchSite& site, const GemmArgs& args, const Gemm2Params& params,
@@ -56,14 +55,14 @@ constexpr KernelEntry make_kernel_entry() {
   return entry;
 }
 
-// The same with the wide configuration included, for activations with a gate. All other kernels are
+// The same with the wide configuration included, for the functions of swiglu. All other kernels are
 // those of the narrow one only.
 template <size_t kIndex>
 Status launch_gemm1_narrow_or_wide(const LaunchSite& site, const GemmArgs& narrow,
                                    const GemmArgs& wide, const Gemm1Params& params,
                                    const GatheredRows& rows) {
   using Traits = GemmTraits<kIndex>;
-  using Epilogue = Gemm1EpilogueOf<Traits, true>;
+  using Epilogue = Gemm1EpilogueOf<Traits, cuda::Gemm1Function::kSwiglu>;
   constexpr size_t kBytes =
       std::max(sizeof(Shared<Traits>), sizeof(Shared<GemmTraits<wide_of<kIndex>, true>>));
   Epilogue epilogue{};

@@ -65,8 +65,23 @@ struct Bf16SwigluEpilogue : SwigluEpilogue {
   }
 };
 
+// For gelu, gelu_tanh and situ. Gated: either of the above.
+template <class Gated>
+struct GeluOrSituEpilogue : Gated {
+  GeluOrSitu function;
+
+  __device__ void store(int64_t row, int32_t weight_row, float gate, float up,
+                        const RowFactor& factor, const LaneBiases& bias) const {
+    const int64_t channel = joined_channel(weight_row);
+    if (channel >= this->channels) return;
+    const float g = fmaf(gate, factor.first, bias.first), u = fmaf(up, factor.second, bias.second);
+    const float h = function.template gated<false>(g, u) * factor.weight;
+    this->out[row * this->channels + channel] = bf16_from_float(h);
+  }
+};
+
 // For a layer without a gate: weight rows are channels of up, whose alpha is a row's second factor.
-// Gated: either of the above.
+// Gated: as above.
 template <class Gated>
 struct Relu2Epilogue : Gated {
   __device__ LaneBiases biases(int32_t expert, int32_t channel) const {

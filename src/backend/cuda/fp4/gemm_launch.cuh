@@ -119,6 +119,7 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   args.weights = of.weights(step, 0);
   args.assignment_of_row = part.assignment_of_row;
   using Gated = std::conditional_t<Room::kFp4, SwigluEpilogue, Bf16SwigluEpilogue>;
+  using OfGeluOrSitu = GeluOrSituEpilogue<Gated>;
   using Relu2 = Relu2Epilogue<Gated>;
   Gated epilogue{};
   if constexpr (!Room::kFp4) epilogue.nonfinite = part.hidden.nonfinite;
@@ -128,12 +129,18 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
                                 ? step.batch.topk_weights
                                 : nullptr;
   epilogue.bias_table = gemm1_biases(step.weights, of.shared);
-  epilogue.activation = GatedActivation::from(config);
+  epilogue.activation = GatedActivation::from(config);  // read only by the functions of swiglu
   epilogue.out = part.intermediate.bf16;
   epilogue.channels = part.intermediate_size;
-  if (has_gate(config->activation))
-    return launch_gemm<Room, Kernels<Gated>>(plan, step.stream, args, epilogue);
-  return launch_gemm<Room, Kernels<Relu2>>(plan, step.stream, args, Relu2{epilogue});
+  switch (gemm1_function(config->activation)) {
+    case Gemm1Function::kSwiglu: break;
+    case Gemm1Function::kGeluOrSitu:
+      return launch_gemm<Room, Kernels<OfGeluOrSitu>>(
+          plan, step.stream, args, OfGeluOrSitu{epilogue, GeluOrSitu::from(config)});
+    case Gemm1Function::kRelu2:
+      return launch_gemm<Room, Kernels<Relu2>>(plan, step.stream, args, Relu2{epilogue});
+  }
+  return launch_gemm<Room, Kernels<Gated>>(plan, step.stream, args, epilogue);
 }
 
 template <class Room, class Kernels>

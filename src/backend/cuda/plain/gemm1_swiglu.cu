@@ -28,9 +28,11 @@ struct Gemm1Args {
   const uint8_t* nonfinite;           // (T)
   const float* router_weights;        // (T k) by assignment, or null: 1
   BiasTable biases;
-  nvfp4_moe::internal::GatedActivation activation;
+  Activation function;  // of swiglu, and its numbers
+  float limit, alpha;
   uint16_t* out;  // (R, I) bf16
   int64_t intermediate;
+  GeluOrSitu gelu_or_situ;
 };
 
 struct RowFactors {
@@ -43,10 +45,10 @@ struct FastExp {
   NVFP4_MOE_HOST_DEVICE float operator()(float x) const { return expf(x); }
 };
 
-// kGated: weight rows r and r + 8 are gate and up of one channel; otherwise two channels of up,
-// which go through relu2.
-template <int kTileN, bool kE4m3, bool kGated>
+// Weight rows r and r + 8 are gate and up of one channel; under relu2 two channels of up.
+template <int kTileN, bool kE4m3, Gemm1Function kFunction>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args args) {
+  constexpr bool kGated = kFunction != Gemm1Function::kRelu2;
   __shared__ RowFactors factors[kTileN];
   ptx::grid_dependency_wait();
   ptx::launch_dependents();  // not earlier: later kernels rely on route
@@ -76,6 +78,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
   multiply<kTileN>(args.gemm, rows, blockIdx.y, weight_scales, accumulators);
 
   if (channel >= args.intermediate) return;
+  const nvfp4_moe::internal::GatedActivation activation{args.function, args.limit, args.alpha};
   const LaneBiases bias =
       args.biases.of(static_cast<int32_t>(rows.expert), channel, args.intermediate);
 #pragma unroll
@@ -89,7 +92,10 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
       if constexpr (kGated) {
         const float g = fmaf(accumulators.at[n][i], factor.gate, bias.first);
         const float u = fmaf(accumulators.at[n][2 + i], factor.up, bias.second);
-        *out = bf16_from_float(args.activation.apply(g, u, FastExp()) * factor.weight);
+        const float h = kFunction == Gemm1Function::kGeluOrSitu
+                            ? args.gelu_or_situ.gated<false>(g, u)
+                            : activation.apply(g, u, FastExp());
+        *out = bf16_from_float(h * factor.weight);
       } else {
         out[0] = bf16_from_float(relu2(fmaf(accumulators.at[n][i], factor.up, bias.first)) *
                                  factor.weight);
@@ -124,17 +130,18 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
                             ? step.batch.topk_weights
                             : nullptr;
   args.biases = gemm1_biases(step.weights, tiles.shared);
-  args.activation = nvfp4_moe::internal::GatedActivation::of(config.options());
+  const auto activation = nvfp4_moe::internal::GatedActivation::of(config.options());
+  args.function = activation.function, args.limit = activation.limit;
+  args.alpha = activation.alpha;
   args.out = part.intermediate.bf16;
   args.intermediate = part.intermediate_size;
+  args.gelu_or_situ = GeluOrSitu::from(config);
   const dim3 grid = tiles.grid(tiles.layout.gate_up.row_tiles);
   return with_config(step, tile_n, [&]<int kTileN, bool kE4m3>() {
-    const auto launch = [&]<bool kGated>() {
-      return cuda::launch<gemm1_swiglu_kernel<kTileN, kE4m3, kGated>>(
+    return with_gemm1_function(gemm1_function(config->activation), [&]<Gemm1Function kFunction>() {
+      return cuda::launch<gemm1_swiglu_kernel<kTileN, kE4m3, kFunction>>(
           "gemm1_swiglu", grid, kGemmThreads, 0, step.stream, args);
-    };
-    return has_gate(config->activation) ? launch.template operator()<true>()
-                                        : launch.template operator()<false>();
+    });
   });
 }
 

@@ -264,7 +264,8 @@ __global__ void __launch_bounds__(kFormatThreads) format_dequantize(DeviceDequan
 
 // ---- gemm1's output to gemm2's input
 
-template <DType kType>
+// kGeluOrSitu: as is_gelu_or_situ. Their kernels are separate, since they compute in double.
+template <DType kType, bool kGeluOrSitu>
 __global__ void __launch_bounds__(kRowThreads) format_swiglu_quantize(DeviceSwigluQuantize call) {
   const int64_t row = blockIdx.x, inner = call.input.inner;
   const auto h_at = [&](int64_t i, float(&h)[kBlock]) {
@@ -280,7 +281,8 @@ __global__ void __launch_bounds__(kRowThreads) format_swiglu_quantize(DeviceSwig
         gate = j < kBlock / 2 ? first[2 * j % kBlock] : second[2 * j % kBlock];
         up = j < kBlock / 2 ? first[(2 * j + 1) % kBlock] : second[(2 * j + 1) % kBlock];
       }
-      const float value = call.activation.swiglu_or_relu2(gate, up);
+      const float value = kGeluOrSitu ? call.activation.gelu_or_situ(gate, up)
+                                      : call.activation.swiglu_or_relu2(gate, up);
       h[j] = bf16_to_float(
           bf16_from_float(call.row_weights == nullptr ? value : value * call.row_weights[row]));
     }
@@ -402,8 +404,11 @@ Status swiglu_quantize(int device, const DeviceSwigluQuantize& call, void* strea
   if (call.input.rows == 0) return {};
   NVFP4_MOE_TRY(check_ctas("swiglu_quantize", call.input.rows));
   with_dtype(call.input.dtype, [&](auto dtype) {
-    format_swiglu_quantize<dtype.value><<<static_cast<unsigned>(call.input.rows), kRowThreads, 0,
-                                          static_cast<cudaStream_t>(stream)>>>(call);
+    const auto kernel = is_gelu_or_situ(call.activation.function)
+                            ? format_swiglu_quantize<dtype.value, true>
+                            : format_swiglu_quantize<dtype.value, false>;
+    kernel<<<static_cast<unsigned>(call.input.rows), kRowThreads, 0,
+             static_cast<cudaStream_t>(stream)>>>(call);
   });
   return check_launch("swiglu_quantize");
 }

@@ -128,12 +128,12 @@ def twin_of(module: nn.Module, expert: Callable[[int], dict[str, Any]], what: st
 def bound(twin: nn.Module, batch: Batch) -> Tensor:
     """Returns (T, hidden): how far an output may be from float64 if h is rounded to bf16 and sums are fp32.
 
-    Let f = (K/16 + 1) 2^-22 for one GEMM element (docs/explanation/numerics.md, section 7), and S the sum of |x| |W| of
-    gate or up. Then g and u are off by f S. silu, the clamped variants and situ have a slope of at most 1.1, gelu one of
-    1.13, and all are below their argument in magnitude. OAI adds 1 to u. So h is off by at most 2.2 f S_gate (S_up + 1);
-    relu(u)^2 without a gate by 2 sqrt(h) f S_up + (f S_up)^2. Rounding to 8 bits adds 2^-8 of |h|, the activation 2^-20. Row n of down then
-    multiplies each error of |h| by |D|, and its own sum adds f. h is computed by the module, with the identity as the
-    down projection.
+    Let f = (K/16 + 1) 2^-22 for one GEMM element (docs/explanation/numerics.md, section 7), and S the sum of
+    |x| |W| of gate or up. Then g and u are off by f S. silu, the clamped variants and situ have a slope of at
+    most 1.1, gelu one of 1.13, and all are below their argument in magnitude. OAI adds 1 to u. So h is off by
+    at most 2.2 f S_gate (S_up + 1); relu(u)^2 without a gate by 2 sqrt(h) f S_up + (f S_up)^2. Rounding to 8
+    bits adds 2^-8 of |h|, the activation 2^-20. Row n of down then multiplies each error of |h| by |D|, and its
+    own sum adds f. h is computed by the module, with the identity as the down projection.
     """
     gate, up, down, _ = stacks(twin)
     hidden, inter = down.shape[1:]

@@ -19,7 +19,7 @@ from .quantizer import Nvfp4MoeQuantizer
 
 log = logging.getLogger("nvfp4_moe.transformers")
 
-_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "top_k")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 

@@ -65,6 +65,10 @@ def test_ranks_have_experts_or_slices_of_the_library(sglang, configured, any_mod
             {"gemm1_alpha": 1.5, "gemm1_clamp_limit": 0.5},
             {"activation": "swiglu_oai", "swiglu_alpha": 1.5, "swiglu_limit": 0.5},
         ),
+        (
+            {"activation": "situ", "gemm1_alpha": 1.5, "gemm1_clamp_limit": 0.5},
+            {"activation": "situ", "situ_gate_limit": 1.5, "situ_up_limit": 0.5},
+        ),
     ],
 )
 def test_limits_and_activations(sglang, configured, model, given, expected):
@@ -231,6 +235,7 @@ REFUSED = [
     ({"moe_a2a_backend": "deepep"}, {}, "--moe-a2a-backend deepep"),
     ({"moe_runner_backend": "triton"}, {}, "--moe-runner-backend is triton"),
     ({}, {"activation": "gelu"}, "activation gelu"),
+    ({}, {"activation": "situ", "gemm1_alpha": 4.0}, "expected both limits"),
     ({}, {"is_gated": False}, "not gated"),
     ({}, {"with_bias": True}, "experts with biases in a format for which SGLang has no parameters"),
     ({}, {"no_combine": True}, "no_combine"),

@@ -78,6 +78,16 @@ def test_activations_by_vllm_s_names(vllm_config):
     assert taken(**oai, swiglu_alpha=1.702) == ("swiglu_oai", 7.0, 1.702)
 
 
+@pytest.mark.skipif("SITU" not in Activation.__members__, reason="this vLLM has no situ")
+def test_gelu_and_situ(vllm_config):
+    for name in ("gelu", "gelu_tanh"):
+        assert plan_of(layer(activation=Activation[name.upper()]), "l").options["activation"] == name
+    caps = {"activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0}
+    options = plan_of(layer(activation=Activation.SITU, **caps), "l").options
+    assert (options["activation"], options["situ_gate_limit"], options["situ_up_limit"]) == ("situ", 4.0, 25.0)
+    assert plan_of(layer(activation=Activation.SITU, **caps | {"activation_situ_linear_beta": None}), "l") is None
+
+
 def test_what_the_user_configures_comes_before_the_environment(vllm_config, monkeypatch):
     monkeypatch.setenv("NVFP4_MOE_ACTIVATIONS", "int8_block")
     assert plan_of(layer(), "l").options["activation_format"] == "int8_block"

@@ -14,8 +14,8 @@ from rank_environment import rank_environment
 
 pytest.importorskip("torch.distributed")
 
-# Forks the ranks from one process, because importing torch takes longer than all else. Waits for them in order, except for
-# one that stops.
+# Forks the ranks from one process, because importing torch takes longer than all else. Waits for them in order, except
+# for one that stops.
 FORK = r"""
 import os, sys
 import nvfp4_moe, torch.distributed

@@ -102,7 +102,7 @@ foreach(objects ${sm90_objects})
 endforeach()
 # tcgen05 and block-scaled mma are in the instruction sets of a family: 10.0 and 10.3, 12.0 and 12.1.
 foreach(number 100 120)
-  cuda_room(sm${number} FOLDERS backend/sm${number} USES cuda ARCHITECTURES ${number}f${code})
+  cuda_room(sm${number} FOLDERS backend/sm${number} USES cuda ARCHITECTURES ${number}f${code} BATCHES)
 endforeach()
 if(NVFP4_MOE_RACECHECK)
   foreach(room sm90 sm100 sm120)

@@ -3,7 +3,7 @@
 # -fmad=false: the roundings that the contract names, and no others. -v: registers and spills, kept beside each object
 # for the test that reads them.
 
-# cuda_batches(NAME OUT source...): the sources, up to six .cu files in one, because nvcc parses the headers again for each
+# cuda_batches(NAME OUT source...): the sources, up to twelve .cu files in one, because nvcc parses the headers again for each
 # file and architecture. For builds that compile everything once, as those for the emulator do: an edit of one file compiles
 # its whole batch again. CMake's own UNITY_BUILD takes CUDA from 3.31 on. Names in the unnamed namespaces of a room's files
 # differ, as they do where CMake batches C++.
@@ -13,7 +13,7 @@ function(cuda_batches name out)
   set(kernels ${ARGN})
   list(FILTER kernels INCLUDE REGEX "\\.cu$")
   list(LENGTH kernels count)
-  math(EXPR batches "(${count} + 5) / 6")
+  math(EXPR batches "(${count} + 11) / 12")
   set(index 0)
   foreach(kernel ${kernels})
     math(EXPR batch "${index} % ${batches}")  # neighbours cost alike: they go to different batches

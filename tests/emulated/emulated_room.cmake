@@ -1,7 +1,8 @@
 # Runs the project's CUDA programs without a GPU: a program's objects are linked a second time, with the emulator instead of
 # CUDA's run time. Tests run on the emulated devices of tiers.txt. Tests of the quick tier, which ./dev test runs, have the label
-# "emulated", the others "emulated_long" (./dev emulate). emulated/CAPABILITY/checked are tests that also run under the checker
-# of order, in one process. COST makes the longest tests start first, so that no core waits for one at the end.
+# "emulated", the others "emulated_long" (./dev emulate). emulated/CAPABILITY/fewer are tests of the second tier that the quick
+# tier runs over fewer cases. emulated/CAPABILITY/checked are tests that also run under the checker of order, in one process.
+# COST makes the longest tests start first, so that no core waits for one at the end.
 
 # emulated_program(TARGET library...): makes emulated_TARGET. The libraries are further static libraries of this project.
 function(emulated_program target)
@@ -24,7 +25,7 @@ function(emulated_tests out capability tier)
   file(STRINGS ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/tiers.txt lines REGEX "^[^#]")
   set(patterns "")
   foreach(line ${lines})
-    if(NOT line MATCHES "^([0-9.]+|\\*) +(quick|long|never|checked) +([^ ]+)")
+    if(NOT line MATCHES "^([0-9.]+|\\*) +(quick|fewer|long|never|checked) +([^ ]+)")
       message(FATAL_ERROR "tests/emulated/tiers.txt: expected CAPABILITY TIER PATTERN, found: ${line}")
     endif()
     if(CMAKE_MATCH_2 STREQUAL tier AND (CMAKE_MATCH_1 STREQUAL capability OR CMAKE_MATCH_1 STREQUAL "*"))
@@ -49,6 +50,12 @@ function(add_emulated_room room)
     endif()
     gtest_discover_tests(${name} TEST_PREFIX "emulated/${capability}/${room}/" DISCOVERY_MODE PRE_TEST TEST_FILTER "${long}-${quick}:${never}"
                          PROPERTIES LABELS emulated_long ENVIRONMENT PTXEMU_CC=${capability} TIMEOUT 3600)
+    emulated_tests(fewer ${capability} fewer)
+    if(fewer)
+      gtest_discover_tests(${name} TEST_PREFIX "emulated/${capability}/fewer/${room}/" DISCOVERY_MODE PRE_TEST TEST_FILTER "${fewer}"
+                           PROPERTIES LABELS emulated COST 60 ENVIRONMENT PTXEMU_CC=${capability}
+                                      ENVIRONMENT_MODIFICATION NVFP4_MOE_FEWER_CASES=set:1 TIMEOUT 900)
+    endif()
     emulated_tests(checked ${capability} checked)
     if(checked AND room STREQUAL cuda)
       add_test(NAME emulated/${capability}/checked

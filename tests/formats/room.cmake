@@ -4,7 +4,9 @@ find_path(NVFP4_MOE_CUDA_FP4_DIR cuda_fp4.h HINTS "${NVFP4_MOE_CUDA_INCLUDE_DIR}
 mark_as_advanced(NVFP4_MOE_CUDA_FP4_DIR)
 if(NVFP4_MOE_CUDA_FP4_DIR)
   foreach(target test_formats test_formats_long)
-    target_include_directories(${target} SYSTEM PRIVATE ${NVFP4_MOE_CUDA_FP4_DIR})
+    if(TARGET ${target})
+      target_include_directories(${target} SYSTEM PRIVATE ${NVFP4_MOE_CUDA_FP4_DIR})
+    endif()
   endforeach()
 endif()
 

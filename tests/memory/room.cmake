@@ -1,5 +1,9 @@
 # Memory allocation that fails on request: in the tests, and as a shared object that the command line preloads.
-foreach(target test_memory test_memory_long)
+set(targets test_memory)
+if(NVFP4_MOE_LONG_TESTS)
+  list(APPEND targets test_memory_long)
+endif()
+foreach(target ${targets})
   set(room ${CMAKE_CURRENT_SOURCE_DIR}/memory)
   target_sources(${target} PRIVATE ${room}/failing_memory.cpp ${room}/sweep.cpp ${room}/operations.cpp)
   target_link_libraries(${target} PRIVATE ${CMAKE_DL_LIBS})
@@ -13,7 +17,7 @@ target_compile_definitions(failing_memory PRIVATE NVFP4_MOE_PRELOADED)
 target_link_libraries(failing_memory PRIVATE nvfp4_moe_flags ${CMAKE_DL_LIBS})
 
 if(NVFP4_MOE_CLI)
-  foreach(target test_memory test_memory_long)
+  foreach(target ${targets})
     target_sources(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/cli/run_tool.cpp)
     target_compile_definitions(${target} PRIVATE NVFP4_MOE_TOOL="$<TARGET_FILE:nvfp4-moe>"
                                                  NVFP4_MOE_FAILING_MEMORY_OBJECT="$<TARGET_FILE:failing_memory>")

@@ -11,7 +11,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -153,22 +152,6 @@ def test_the_bill_refuses_a_licence_and_a_work_that_it_does_not_know(monkeypatch
     monkeypatch.setitem(sbom.WORKS, "fmt", lambda: {"version": "1", "licence": "GPL-2"})
     with pytest.raises(ValueError, match=r"fmt: expected a licence of tools/release/sbom.py, got 'GPL-2'"):
         sbom.make_sbom(NOTICES, "0.1.0", "0123abc", 0, False)
-
-
-def test_the_source_distribution_has_the_same_bytes_from_another_folder_and_time(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    interpreter = build_wheels.find_interpreter(f"{sys.version_info.major}.{sys.version_info.minor}")
-    made = []
-    for place, umask in (("first", 0o022), ("a second place", 0o002)):
-        source = tmp_path / place
-        before = os.umask(umask)
-        subprocess.run(["git", "clone", "-q", "--shared", ROOT, source], check=True)
-        for path in source.glob("python/nvfp4_moe/*.py"):
-            os.utime(path, (time.time() - 1e6 * umask, time.time() - 1e6 * umask))
-        os.umask(before)
-        monkeypatch.setattr(build_wheels, "ROOT", source)
-        made.append(build_wheels.build_sdist(source / "dist", tmp_path, interpreter).read_bytes())
-    assert len(made[0]) > 500_000 and made[0] == made[1]
 
 
 def test_the_demo_takes_a_wheel_of_these_sources_only(tmp_path, monkeypatch, capfd):

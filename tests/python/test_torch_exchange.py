@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +13,25 @@ import pytest
 from rank_environment import rank_environment
 
 pytest.importorskip("torch.distributed")
+
+# Forks the ranks from one process, because importing torch takes longer than all else. Waits for them in order, except
+# for one that stops.
+FORK = r"""
+import os, sys
+import nvfp4_moe, torch.distributed
+
+ranks = []
+for rank in range(int(os.environ["WORLD_SIZE"])):
+    ranks.append(os.fork())
+    if ranks[-1] == 0:
+        os.environ["RANK"] = str(rank)
+        break
+else:
+    for rank, process in enumerate(ranks):
+        if not (sys.argv[1] == "stopped" and rank == 1):
+            os.waitpid(process, 0)
+    sys.exit()
+"""
 
 RANK = r"""
 import os, signal, sys, time
@@ -100,17 +121,15 @@ with open(f"{out}/{rank}", "w") as file:
 def launch(tmp_path, what, world, timeout):
     """The message of each rank (None if it left none), and how long they took."""
     environment = rank_environment(world, EXCHANGE_TIMEOUT=str(timeout), NVFP4_MOE_THREADS="1")
-    command = [sys.executable, "-c", RANK, what, str(tmp_path)]
-    ranks = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in range(world)]
+    command = [sys.executable, "-c", FORK + RANK, what, str(tmp_path)]
     start = time.monotonic()
+    ranks = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
-        for rank, process in enumerate(ranks):
-            if not (what == "stopped" and rank == 1):
-                process.wait(100)
+        ranks.wait(100)
     finally:
-        for process in ranks:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+        with contextlib.suppress(ProcessLookupError):  # all have ended
+            os.killpg(ranks.pid, signal.SIGKILL)
+        ranks.wait()
     took = time.monotonic() - start
     return [(tmp_path / str(r)).read_text() if (tmp_path / str(r)).exists() else None for r in range(world)], took
 

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -110,6 +111,21 @@ def test_sdist_holds_what_the_wheel_needs(sdist):
     expected = {name for name in tracked if (ROOT / name).exists() and not name.startswith("python/requirements-")}
     expected |= {"CMakeLists.txt", "LICENSE", "THIRD_PARTY_NOTICES.txt", "README.md", "pyproject.toml", "PKG-INFO"}
     assert held == expected
+
+
+def test_the_source_distribution_has_the_same_bytes_from_another_folder_and_time(work, tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    made = []
+    for place, umask in (("first", 0o022), ("a second place", 0o002)):
+        source = tmp_path / place
+        before = os.umask(umask)
+        subprocess.run(["git", "clone", "-q", "--shared", ROOT, source], check=True)
+        for path in source.glob("python/nvfp4_moe/*.py"):
+            os.utime(path, (time.time() - 1e6 * umask, time.time() - 1e6 * umask))
+        os.umask(before)
+        monkeypatch.setattr(build_wheels, "ROOT", source)
+        made.append(build_wheels.build_sdist(source / "dist", work, interpreter_of(FAST_VERSION)).read_bytes())
+    assert len(made[0]) > 500_000 and made[0] == made[1]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

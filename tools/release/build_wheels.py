@@ -76,10 +76,11 @@ def find_interpreter(version: str) -> Path | None:
 
 
 def make_environment(directory: Path, *packages: object, interpreter: Path) -> Path:
-    """Makes a virtual environment of that interpreter with these packages; returns its python."""
+    """Makes a virtual environment of that interpreter with these packages; returns its python. Modules are compiled at
+    their first import, since most are never imported."""
     run(interpreter, "-m", "venv", "--clear", directory)
     python = directory / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages)
+    run(python, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check", *packages)
     return python
 
 

@@ -3,7 +3,7 @@
 # -fmad=false: the roundings that the contract names, and no others. -v: registers and spills, kept beside each object
 # for the test that reads them.
 
-# cuda_batches(NAME OUT source...): the sources, up to six .cu files in one, because nvcc parses the headers again for each
+# cuda_batches(NAME OUT source...): the sources, up to twelve .cu files in one, because nvcc parses the headers again for each
 # file and architecture. For builds that compile everything once, as those for the emulator do: an edit of one file compiles
 # its whole batch again. CMake's own UNITY_BUILD takes CUDA from 3.31 on. Names in the unnamed namespaces of a room's files
 # differ, as they do where CMake batches C++.
@@ -13,7 +13,7 @@ function(cuda_batches name out)
   set(kernels ${ARGN})
   list(FILTER kernels INCLUDE REGEX "\\.cu$")
   list(LENGTH kernels count)
-  math(EXPR batches "(${count} + 5) / 6")
+  math(EXPR batches "(${count} + 11) / 12")
   set(index 0)
   foreach(kernel ${kernels})
     math(EXPR batch "${index} % ${batches}")  # neighbours cost alike: they go to different batches
@@ -53,8 +53,8 @@ function(cuda_objects room name batches architectures)
   set_property(GLOBAL APPEND PROPERTY NVFP4_MOE_ROOM_OBJECTS $<TARGET_OBJECTS:nvfp4_moe_${name}_objects>)
 endfunction()
 
-# UNCHECKED: files whose kernels are not in the list of tools/check/check_ptxas.py. ./dev test makes only PTX of them,
-# because ptxas takes longer than the rest of nvcc.
+# UNCHECKED: files whose registers tools/check/check_ptxas.py checks only in ./dev test --long. ./dev test makes only PTX of
+# them, because ptxas takes as long as the rest of nvcc.
 function(cuda_room name)
   cmake_parse_arguments(ROOM "BATCHES" "" "FOLDERS;USES;ARCHITECTURES;UNCHECKED" ${ARGN})
   room_headers(${name} HEADERS ${ROOM_FOLDERS} USES ${ROOM_USES})
@@ -67,7 +67,11 @@ function(cuda_room name)
   if(ROOM_UNCHECKED AND NVFP4_MOE_PTX_ARCHITECTURES)
     list(TRANSFORM ROOM_UNCHECKED PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
     list(REMOVE_ITEM sources ${ROOM_UNCHECKED})
-    cuda_objects(${name} ${name}_ptx "${ROOM_BATCHES}" "${NVFP4_MOE_PTX_ARCHITECTURES}" ${ROOM_UNCHECKED})
+    set(virtual ${NVFP4_MOE_PTX_ARCHITECTURES})
+    if(ROOM_ARCHITECTURES)
+      list(TRANSFORM ROOM_ARCHITECTURES APPEND -virtual OUTPUT_VARIABLE virtual)
+    endif()
+    cuda_objects(${name} ${name}_ptx "${ROOM_BATCHES}" "${virtual}" ${ROOM_UNCHECKED})
   endif()
   cuda_objects(${name} ${name} "${ROOM_BATCHES}" "${ROOM_ARCHITECTURES}" ${sources})
 endfunction()
@@ -82,13 +86,23 @@ set(code -real)
 if(NVFP4_MOE_EMULATE)
   set(code "")
 endif()
-# wgmma is in the architecture-specific instruction set only.
-cuda_room(sm90 FOLDERS backend/sm90 USES cuda ARCHITECTURES 90a${code} BATCHES)
-# A device assert is a function call, and ptxas serializes wgmma around calls.
-target_compile_definitions(nvfp4_moe_sm90_objects PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:NDEBUG>)
+# wgmma is in the architecture-specific instruction set only. The unchecked tiles have the code of checked ones, and other
+# sizes.
+set(unchecked m256n64 m512n16 m512n16_or_wide m512n8_or_wide fp8_m256n64 fp8_m512n16 fp8_m512n16_or_wide
+              fp8_m512n32_or_wide)
+list(TRANSFORM unchecked REPLACE "(.+)" "backend/sm90/configs/\\1.cu")
+cuda_room(sm90 FOLDERS backend/sm90 USES cuda ARCHITECTURES 90a${code} BATCHES UNCHECKED ${unchecked})
+set(sm90_objects nvfp4_moe_sm90_objects)
+if(TARGET nvfp4_moe_sm90_ptx_objects)
+  list(APPEND sm90_objects nvfp4_moe_sm90_ptx_objects)
+endif()
+foreach(objects ${sm90_objects})
+  # A device assert is a function call, and ptxas serializes wgmma around calls.
+  target_compile_definitions(${objects} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:NDEBUG>)
+endforeach()
 # tcgen05 and block-scaled mma are in the instruction sets of a family: 10.0 and 10.3, 12.0 and 12.1.
 foreach(number 100 120)
-  cuda_room(sm${number} FOLDERS backend/sm${number} USES cuda ARCHITECTURES ${number}f${code})
+  cuda_room(sm${number} FOLDERS backend/sm${number} USES cuda ARCHITECTURES ${number}f${code} BATCHES)
 endforeach()
 if(NVFP4_MOE_RACECHECK)
   foreach(room sm90 sm100 sm120)

@@ -9,7 +9,6 @@
 namespace nvfp4_moe::internal::reference {
 namespace {
 
-constexpr int kBlock = 16;
 // K elements decoded at a time: 16 KiB of int16, so that weights and accumulators stay in L1
 constexpr int kKBlock = 256;
 constexpr int kDoubleKBlock = 64;

@@ -15,6 +15,8 @@
 
 namespace nvfp4_moe::internal::reference {
 
+inline constexpr int kBlock = 16;  // values that share a block scale
+
 // ---- E2M1: sign, two exponent bits, one mantissa bit
 
 inline constexpr std::array<double, 8> kE2m1Magnitudes = {0, 0.5, 1, 1.5, 2, 3, 4, 6};

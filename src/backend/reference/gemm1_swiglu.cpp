@@ -45,7 +45,7 @@ double activate(const MoeConfig& config, double g, double u) {
 
 // Computes outputs [n0, n0 + kTileN) of every row of one expert.
 template <class Accumulator>
-void expert_tile(const StepContext& step, const PartBuffers& part, int64_t expert, int64_t n0) {
+void gate_up_tile(const StepContext& step, const PartBuffers& part, int64_t expert, int64_t n0) {
   const MoeConfig& config = step.weights.config;
   const ActivationBuffers& hidden = part.hidden;
   const ExpertMatrices weights = expert_matrices(step, part, expert);
@@ -90,7 +90,7 @@ void gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t expert = item / tiles, n0 = item % tiles * kTileN;
       with_accumulator(step.weights.config->activation_format, [&]<class Accumulator>() {
-        expert_tile<Accumulator>(step, part, expert, n0);
+        gate_up_tile<Accumulator>(step, part, expert, n0);
       });
     }
   };

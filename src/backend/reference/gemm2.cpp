@@ -14,7 +14,7 @@ namespace nvfp4_moe::internal::reference {
 namespace {
 
 template <class Accumulator>
-void expert_tile(const StepContext& step, const PartBuffers& part, int64_t expert, int64_t n0) {
+void down_tile(const StepContext& step, const PartBuffers& part, int64_t expert, int64_t n0) {
   const MoeConfig& config = step.weights.config;
   const ActivationBuffers& intermediate = part.intermediate;
   const DType row_dtype = config->row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
@@ -52,7 +52,7 @@ void gemm2(const StepContext& step, const PartBuffers& part) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t expert = item / tiles, n0 = item % tiles * kTileN;
       with_accumulator(step.weights.config->activation_format, [&]<class Accumulator>() {
-        expert_tile<Accumulator>(step, part, expert, n0);
+        down_tile<Accumulator>(step, part, expert, n0);
       });
     }
   };

@@ -21,7 +21,6 @@
 namespace nvfp4_moe::internal::reference {
 namespace {
 
-constexpr int kBlock = 16;
 constexpr float kSixth = 1.0f / 6.0f;  // 0x3E2AAAAB
 static_assert(std::bit_cast<uint32_t>(kSixth) == 0x3E2AAAABu);
 

@@ -11,12 +11,6 @@
 #include "backend/reference/quantize_row.h"
 
 namespace nvfp4_moe::internal::reference {
-namespace {
-
-constexpr int kBlock = 16;
-
-}  // namespace
-
 void quantize_row_fp8(const void* x, DType dtype, int64_t first, int64_t cols,
                       const ScalePolicy& policy, const ActivationBuffers& out, int64_t row,
                       RowCounts& counts) {

@@ -14,7 +14,6 @@
 namespace nvfp4_moe::internal::reference {
 namespace {
 
-constexpr int kBlock = 16;
 constexpr double kLeastScale = 0x1p-116;
 
 }  // namespace

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(Bf16Traits<kIndex>::kThreads, 1)
   bf16_gemm<Bf16Traits<kIndex>>(args, epilogue);
 }
 template <class Epilogue>
-struct Kernels {
+struct Bf16Gemm1Kernels {
   static constexpr const char* kName = "gemm1_swiglu";
   template <size_t kIndex>
   static constexpr auto kKernel = sm100_bf16_gemm1_kernel<kIndex, Epilogue>;
@@ -22,7 +22,7 @@ struct Kernels {
 }  // namespace
 
 Status bf16_gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
-  return cuda::fp4::gemm1_swiglu<Bf16Room, Kernels>(step, part);
+  return cuda::fp4::gemm1_swiglu<Bf16Room, Bf16Gemm1Kernels>(step, part);
 }
 
 }  // namespace nvfp4_moe::internal::sm100

@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
                        const __grid_constant__ DownEpilogue epilogue) {
   gemm<GemmTraits<kIndex>>(args, epilogue);
 }
-struct Kernels {
+struct Gemm2Kernels {
   static constexpr const char* kName = "gemm2";
   template <size_t kIndex>
   static constexpr auto kKernel = sm100_gemm2_kernel<kIndex>;
@@ -20,7 +20,7 @@ struct Kernels {
 }  // namespace
 
 Status gemm2(const StepContext& step, const PartBuffers& part) {
-  return cuda::fp4::gemm2<Room, Kernels>(step, part);
+  return cuda::fp4::gemm2<Room, Gemm2Kernels>(step, part);
 }
 
 }  // namespace nvfp4_moe::internal::sm100

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
   gemm<GemmTraits<kIndex>>(args, epilogue);
 }
 template <class Epilogue>
-struct Kernels {
+struct Gemm1Kernels {
   static constexpr const char* kName = "gemm1_swiglu";
   template <size_t kIndex>
   static constexpr auto kKernel = sm120_gemm1_kernel<kIndex, Epilogue>;
@@ -22,7 +22,7 @@ struct Kernels {
 }  // namespace
 
 Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
-  return cuda::fp4::gemm1_swiglu<Room, Kernels>(step, part);
+  return cuda::fp4::gemm1_swiglu<Room, Gemm1Kernels>(step, part);
 }
 
 }  // namespace nvfp4_moe::internal::sm120

@@ -69,6 +69,7 @@ struct FamilyNames {
   bool gated = true;                 // experts have a gate
   // rows of gate and up alternate in a tensor called w13 (otherwise: gate first)
   bool w13_interleaved = false;
+  bool operator==(const FamilyNames&) const = default;
 };
 // nullptr for a family this library does not know.
 const FamilyNames* family_names(std::string_view family);

@@ -204,8 +204,8 @@ class Readings {
       std::fill(std::remove_if(names.blocks.begin(), names.blocks.end(),
                                [&](std::string_view block) { return !words_.contains(block); }),
                 names.blocks.end(), std::string_view());
-    if (!words_.contains(names.shared)) {
-      names.shared = {};
+    if (!words_.contains(names.shared.name) && !words_.contains(names.shared.other)) {
+      names.shared = "";
       names.shared_beside_block = false;
     }
     names.interleaved = names.w13_interleaved = false;

@@ -1,5 +1,6 @@
 // Model types with configs that differ from the first families'.
 #include "checkpoint/configs.h"
+#include "checkpoint/experts.h"
 #include "checkpoint/names.h"
 #include "support/attack.h"
 
@@ -107,6 +108,33 @@ TEST(Families, ConfigsAreReadAndMissingFieldsNamed) {
     config.erase(type[4].get<std::string>());
     EXPECT_THAT(parsed(config), Refused(Code::kBadInput, "missing, and"));
   }
+}
+
+// Tencent's files call it shared_mlp, and exports of transformers' modules shared_experts.
+TEST(Families, HunyuanV3sSharedExpertHasTwoNames) {
+  CheckpointBuilder plain({.model_type = "deepseek_v3"});
+  const Opened expected(plain);
+  const auto renamed = [](const char* to, const char* only) {
+    CheckpointBuilder builder({.model_type = "deepseek_v3"});
+    builder.config()["model_type"] = "hy_v3";
+    const std::string from = "shared_experts";
+    const auto copy = builder.tensors();
+    for (const auto& [name, tensor] : copy) {
+      const size_t at = name.find(from);
+      if (at == name.npos || name.find(only) == name.npos) continue;
+      auto node = builder.tensors().extract(name);
+      node.key() = std::string(name).replace(at, from.size(), to);
+      builder.tensors().insert(std::move(node));
+    }
+    return builder;
+  };
+  for (const char* name : {"shared_mlp", "shared_experts"}) {
+    const Opened opened(renamed(name, ""));
+    for (const int64_t layer : plain.layers())
+      expect_same(opened->shared_expert(layer), expected->shared_expert(layer));
+  }
+  const Opened both(renamed("shared_mlp", "up_proj"));
+  EXPECT_NE(find(both->findings(), "shared_expert_not_loaded"), nullptr);
 }
 
 TEST(Families, OneNumberForAllLayersMayBeAList) {

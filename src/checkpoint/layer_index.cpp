@@ -444,7 +444,8 @@ class Builder {
     names.gated = family_.gated;
     const Projection probe = names.projections().front();
     Result<FormatParts> parts = bad_input("several spellings");
-    if (seen.shared_words.size() == 1 && seen.shared_fused.size() <= 1) {
+    if (seen.shared_stems.size() == 1 && seen.shared_words.size() == 1 &&
+        seen.shared_fused.size() <= 1) {
       parts = detect_format(index_, names, -1, probe);
       if (parts.ok()) {
         if (Status known = check_gguf_parts(seen.shared_parts, *parts); !known.ok())

@@ -146,20 +146,21 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
   return {};
 }
 
-// The quantization object of hf_quant_config.json. Its producer is written to `producer`. A file of
-// another form is an error for any experts.
-Result<json> hf_quantization(std::string_view hf_quant_json, std::string& producer) {
+// Reads hf_quant_config.json. A file of another form is an error for any experts.
+Result<HfQuantization> hf_quantization(std::string_view hf_quant_json) {
   Result<json> root = parse_json_strict(hf_quant_json, kConfigLimits);
   if (!root.ok()) return root.status().in("hf_quant_config.json");
   const json* quantization = root->is_object() ? member(*root, "quantization") : nullptr;
   if (quantization == nullptr) return bad_input("hf_quant_config.json quantization: missing");
+  HfQuantization out{*quantization, ""};
   if (const json* named = member(*root, "producer"); named != nullptr && named->is_object()) {
     const json* name = member(*named, "name");
     const json* version = member(*named, "version");
-    if (name != nullptr && name->is_string()) producer = name->get<std::string>();
-    if (version != nullptr && version->is_string()) producer += " " + version->get<std::string>();
+    if (name != nullptr && name->is_string()) out.producer = name->get<std::string>();
+    if (version != nullptr && version->is_string())
+      out.producer += " " + version->get<std::string>();
   }
-  return json(*quantization);
+  return out;
 }
 
 // Keeps a declaration that is not understood as a refusal, since experts in floats need no
@@ -180,23 +181,23 @@ QuantDeclaration declaration_in(const char* file, const json& quantization,
 // Reads the declarations of both files. If both declare something, they must agree.
 // hf_quant_config.json is ModelOpt's. Next to a compressed-tensors config.json it is ignored: that
 // library's converter copied it from the source.
-Result<QuantDeclaration> read_quantization(const json& config, const json& language,
-                                           std::string_view hf_quant_json,
+Result<QuantDeclaration> read_quantization(const ConfigFiles& files, const json& language,
                                            std::string_view family) {
   QuantDeclaration from_config;
-  const json* flat = member(config, "quantization_config");
+  const json* flat = member(files.config, "quantization_config");
   if (flat == nullptr) flat = member(language, "quantization_config");
   if (flat == nullptr)
-    flat = member(config, "compression_config");  // the name in llm-compressor's older files
+    flat = member(files.config, "compression_config");  // the name in llm-compressor's older files
   if (flat != nullptr)
     from_config = declaration_in("config.json quantization_config", *flat, family);
   // compressed-tensors itself writes no second file, but models with moe_quant_format may have one.
-  if (hf_quant_json.empty() || from_config.method.starts_with("compressed")) return from_config;
-  std::string producer;
-  NVFP4_MOE_ASSIGN(const json quantization, hf_quantization(hf_quant_json, producer));
-  QuantDeclaration from_file = declaration_in("hf_quant_config.json", quantization, family);
+  if (!files.hf_quant || from_config.method.starts_with("compressed")) return from_config;
+  if (!files.hf_quant->ok()) return files.hf_quant->status();
+  const HfQuantization& hf_quant = **files.hf_quant;
+  QuantDeclaration from_file =
+      declaration_in("hf_quant_config.json", hf_quant.quantization, family);
   if (flat == nullptr) {
-    from_file.producer = producer;
+    from_file.producer = hf_quant.producer;
     return from_file;
   }
   if (!from_config.refusal.ok()) return from_config;
@@ -243,14 +244,27 @@ Result<const ModelRow*> rules_of(const std::string& model_type, const std::strin
 
 }  // namespace
 
-Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_view hf_quant_json,
-                                     std::string_view family) {
+Result<ConfigFiles> parse_config_files(std::string_view config_json,
+                                       std::string_view hf_quant_json) {
   Result<json> root = parse_json_strict(config_json, kConfigLimits);
   if (!root.ok()) return root.status().in("config.json");
   if (!root->is_object())
     return bad_input("config.json: expected an object, got " + describe_json(*root));
-  const json& config = language_config(*root);
-  NVFP4_MOE_ASSIGN(const std::string outer_type, model_type_of(*root));
+  ConfigFiles out{*std::move(root), std::nullopt};
+  if (!hf_quant_json.empty()) out.hf_quant = hf_quantization(hf_quant_json);
+  return out;
+}
+
+Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_view hf_quant_json,
+                                     std::string_view family) {
+  NVFP4_MOE_ASSIGN(const ConfigFiles files, parse_config_files(config_json, hf_quant_json));
+  return read_model_config(files, family);
+}
+
+Result<ModelInfo> read_model_config(const ConfigFiles& files, std::string_view family) {
+  const json& root = files.config;
+  const json& config = language_config(root);
+  NVFP4_MOE_ASSIGN(const std::string outer_type, model_type_of(root));
   NVFP4_MOE_ASSIGN(std::string model_type, model_type_of(config));
   if (model_type.empty()) model_type = outer_type;
   if (model_type.empty() && family.empty()) return bad_input("config.json model_type: missing");
@@ -265,7 +279,7 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   // Kimi-K2 and K2.5 may call their language model deepseek_v3; the wrapper's type decides.
   const ModelRow* outer_row = model_row(outer_type);
   out.family = outer_row != nullptr ? outer_row->family : row->family;
-  if (const json* list = member(*root, "architectures");
+  if (const json* list = member(root, "architectures");
       list != nullptr && list->is_array() && !list->empty()) {
     if (list->front().is_string()) out.architecture = printable(list->front().get<std::string>());
   }
@@ -335,8 +349,7 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
                     printable(model_type), options.top_k));
   }
 
-  NVFP4_MOE_ASSIGN(QuantDeclaration quantization,
-                   read_quantization(*root, config, hf_quant_json, out.family));
+  NVFP4_MOE_ASSIGN(QuantDeclaration quantization, read_quantization(files, config, out.family));
   out.format = quantization.format;
   out.quant_method = printable(quantization.method);
   out.quant_algo = quantization.algo;

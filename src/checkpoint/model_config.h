@@ -8,10 +8,13 @@
 // finds out which of them exist.
 #pragma once
 
+#include <optional>
+#include <string>
 #include <string_view>
 
 #include "checkpoint/checkpoint.h"
 #include "core/status.h"
+#include "io/json_strict.h"
 
 namespace nvfp4_moe::internal {
 
@@ -21,10 +24,27 @@ inline constexpr int64_t kMaxModelExperts = int64_t{1} << 16;
 inline constexpr int64_t kMaxModelSize = int64_t{1} << 20;
 inline constexpr int64_t kMaxModelLayers = int64_t{1} << 14;
 
-// hf_quant_json is empty if the checkpoint has no hf_quant_config.json. Errors: kBadInput for a
-// wrong or missing field, kUnsupported for a valid one that is not implemented.
+struct HfQuantization {
+  Json quantization;
+  std::string producer;  // name and version
+};
+
+// Both texts, parsed once, so that several families' rules may read them.
+struct ConfigFiles {
+  Json config;  // an object
+  // The error of hf_quant_config.json counts only if the file is read. Empty if there is no such
+  // file.
+  std::optional<Result<HfQuantization>> hf_quant;
+};
+// hf_quant_json is empty if the checkpoint has no hf_quant_config.json.
+Result<ConfigFiles> parse_config_files(std::string_view config_json,
+                                       std::string_view hf_quant_json);
+
+// Errors: kBadInput for a wrong or missing field, kUnsupported for a valid one that is not
+// implemented.
 // family: CheckpointOptions::family. An unknown model type without it is the finding
 // kUnknownModelType (unknown_model.h).
+Result<ModelInfo> read_model_config(const ConfigFiles& files, std::string_view family = {});
 Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_view hf_quant_json,
                                      std::string_view family = {});
 

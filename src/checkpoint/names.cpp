@@ -38,13 +38,13 @@ constexpr FamilyNames kFamilies[] = {
     {"gemma", {kNoBlock}, "", false},
     {"granite", {"block_sparse_moe"}, "shared_mlp", false, false, Stacks::kDottedInBlock, true},
     {"hunyuan", {"mlp"}, "shared_mlp", false},
-    {"hunyuan_v3", {"mlp"}, "shared_mlp", false},
+    {"hunyuan_v3", {"mlp"}, {"shared_mlp", "shared_experts"}, false},
     {"hunyuan_v4", {"mlp"}, "", false},
     {"inkling", {"mlp"}, "", false, false, Stacks::kExperts, false, true, true},
     {"jamba", {"feed_forward"}, "", false},
     {"kolibri", {"mlp"}, "shared_experts", false},
     {"lara", {"mlp"}, "shared_expert", false},
-    {"laguna", {"mlp"}, "shared_expert", false},
+    {"laguna", {"mlp"}, {"shared_expert", "shared_experts"}, false},
     {"lfm2", {"feed_forward"}, "", false},
     {"longcat", {"mlp"}, "", false},
     {"mellum", {"mlp"}, "", false},
@@ -184,6 +184,17 @@ bool take_block(std::string_view& text, std::string_view block) {
   return block == kNoBlock || (take(text, block) && take(text, "."));
 }
 
+// Takes "<shared>." from the front.
+bool take_shared_module(std::string_view& text, const SharedNames& names) {
+  for (const std::string_view name : {names.name, names.other}) {
+    std::string_view rest = text;
+    if (name.empty() || !take(rest, name) || !take(rest, ".")) continue;
+    text = rest;
+    return true;
+  }
+  return false;
+}
+
 // Takes "<prefix>layers.<L>." from the front.
 std::optional<int64_t> take_layer(std::string_view& name) {
   const std::string_view* prefix =
@@ -215,7 +226,7 @@ std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family,
   if (!layer) return std::nullopt;
   out.layer = *layer;
   const auto take_shared = [&](std::string_view text) {
-    if (family.shared.empty() || !take(text, family.shared) || !take(text, ".")) return false;
+    if (!take_shared_module(text, family.shared)) return false;
     out.role = TensorRole::kShared;
     out.stem = name.substr(0, name.size() - text.size() - 1);
     return take_with_gate_up(text, out);
@@ -248,7 +259,7 @@ std::optional<ExpertsModule> experts_module(const FamilyNames& family, std::stri
   const std::optional<int64_t> layer = take_layer(name);
   if (!layer) return std::nullopt;
   const auto in_shared = [&](std::string_view rest) {
-    return !family.shared.empty() && take(rest, family.shared) && take(rest, ".");
+    return take_shared_module(rest, family.shared);
   };
   if (family.shared_beside_block && in_shared(name)) return ExpertsModule{*layer, true};
   for (const std::string_view block : family.blocks) {

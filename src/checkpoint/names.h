@@ -57,11 +57,20 @@ enum class Stacks : uint8_t {
   kDottedInBlock  // <block>.gate_proj.weight too, without the word `experts`
 };
 
+// Module of the shared expert. other: the name in files that were written from transformers'
+// modules, if it differs from the published one.
+struct SharedNames {
+  std::string_view name, other;
+  constexpr SharedNames(const char* published, const char* of_modules = "")
+      : name(published), other(of_modules) {}
+  bool operator==(const SharedNames&) const = default;
+};
+
 struct FamilyNames {
   std::string_view family;
   // module that holds the experts; empty = unused, "experts" = the layer itself
   std::array<std::string_view, 3> blocks;
-  std::string_view shared;   // module of the shared expert, next to `experts`; empty = none
+  SharedNames shared;        // next to `experts`; empty = none
   bool stacked_k_first;      // stacked tensors are (E, K, N): K is axis 1; dotted ones always
   bool interleaved = false;  // gate and up alternate in a stack: g0 u0 g1 u1 ...
   Stacks stacks = Stacks::kExperts;
@@ -69,6 +78,7 @@ struct FamilyNames {
   bool gated = true;                 // experts have a gate
   // rows of gate and up alternate in a tensor called w13 (otherwise: gate first)
   bool w13_interleaved = false;
+  bool operator==(const FamilyNames&) const = default;
 };
 // nullptr for a family this library does not know.
 const FamilyNames* family_names(std::string_view family);

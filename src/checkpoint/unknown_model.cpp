@@ -7,6 +7,7 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -115,9 +116,7 @@ Status check_complete(const FindingList& findings, bool& order) {
   return {};
 }
 
-Result<Reading> read_as(const ModelRow& row, const TensorIndex& index, std::string_view config_json,
-                        std::string_view hf_quant_json) {
-  NVFP4_MOE_ASSIGN(ModelInfo model, parse_model_config(config_json, hf_quant_json, row.model_type));
+Result<Reading> read_names(const TensorIndex& index, ModelInfo model) {
   FindingList findings;
   NVFP4_MOE_ASSIGN(const LayerIndex layers, LayerIndex::build(index, {}, model, findings));
   Reading reading;
@@ -126,18 +125,111 @@ Result<Reading> read_as(const ModelRow& row, const TensorIndex& index, std::stri
   return reading;
 }
 
-// Rules without a field for the activation would read any model as theirs.
-bool may_be_advised(const ModelRow& row) {
-  return row.activation != ActRule::kSiluAlone && row.activation != ActRule::kGptOss &&
-         row.activation != ActRule::kStep;
+// Words between the dots of the files' names. They view the index.
+std::unordered_set<std::string_view> words_of(const TensorIndex& index) {
+  std::unordered_set<std::string_view> words;
+  for (const auto& [name, ref] : index.tensors()) {
+    const std::string_view text = name;
+    for (size_t begin = 0, end = 0; end != text.npos; begin = end + 1) {
+      end = text.find('.', begin);
+      words.insert(text.substr(begin, end - begin));
+    }
+  }
+  return words;
+}
+
+// Families whose name the readers of the config know. deepseek_v4 declares MXFP4 experts as fp8.
+std::string_view by_name(std::string_view family) {
+  return family == "kimi" || family == "deepseek_v4" ? family : std::string_view();
+}
+
+// Whether two rules found the same experts in the config.
+bool same_model(const ModelInfo& a, const ModelInfo& b) {
+  const bool same_formats = (a.family == "deepseek_v4") == (b.family == "deepseek_v4");
+  return same_formats && a.options == b.options && a.model_hidden_size == b.model_hidden_size &&
+         a.num_hidden_layers == b.num_hidden_layers && a.layers == b.layers &&
+         a.shared_experts == b.shared_experts && a.swiglu_limits == b.swiglu_limits;
 }
 
 // The text with the model type's name replaced, so that one reason of several is one reason.
 std::string without(std::string text, std::string_view model_type) {
-  const std::string word = " " + std::string(model_type);
+  const std::string word = fmt::format(" {}", model_type);
   for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1))
     text.replace(at, word.size(), " the family");
   return text;
+}
+
+// Reads the files by each rule, and each different set of rules and names only once.
+class Readings {
+ public:
+  Readings(const TensorIndex& index, const ConfigFiles& files)
+      : index_(index), files_(files), words_(words_of(index)) {}
+
+  Result<Reading> read_as(const ModelRow& row) {
+    const auto config = std::find_if(configs_.begin(), configs_.end(), [&](const Config& seen) {
+      return same_rules(*seen.row, row) && by_name(seen.row->family) == by_name(row.family) &&
+             names_in_files(seen.row->family) == names_in_files(row.family);
+    });
+    if (config != configs_.end()) return config->reading;
+    Result<Reading> reading = read_new(row);
+    if (!reading.ok()) reading = unsupported(without(reading.status().message(), row.model_type));
+    configs_.push_back({&row, reading});
+    return reading;
+  }
+  int64_t scans() const { return static_cast<int64_t>(models_.size()); }
+
+ private:
+  struct Config {
+    const ModelRow* row;
+    Result<Reading> reading;
+  };
+  struct Model {
+    ModelInfo info;  // as the config has it
+    Result<Reading> reading;
+  };
+
+  Result<Reading> read_new(const ModelRow& row) {
+    NVFP4_MOE_ASSIGN(ModelInfo info, read_model_config(files_, row.model_type));
+    const auto model = std::find_if(models_.begin(), models_.end(), [&](const Model& seen) {
+      return same_model(seen.info, info) &&
+             names_in_files(seen.info.family) == names_in_files(info.family);
+    });
+    if (model != models_.end()) return model->reading;
+    Result<Reading> reading = read_names(index_, info);
+    info.quantization = nullptr;
+    models_.push_back({std::move(info), reading});
+    return reading;
+  }
+
+  // The family's names with only the words that occur in the files. The order of rows is left out,
+  // since it must be given for an unknown model type.
+  FamilyNames names_in_files(std::string_view family) const {
+    FamilyNames names = *family_names(family);
+    // The first block of dotted stacks has a meaning of its own.
+    if (names.stacks != Stacks::kDottedInBlock)
+      std::fill(std::remove_if(names.blocks.begin(), names.blocks.end(),
+                               [&](std::string_view block) { return !words_.contains(block); }),
+                names.blocks.end(), std::string_view());
+    if (!words_.contains(names.shared.name) && !words_.contains(names.shared.other)) {
+      names.shared = "";
+      names.shared_beside_block = false;
+    }
+    names.interleaved = names.w13_interleaved = false;
+    names.family = {};
+    return names;
+  }
+
+  const TensorIndex& index_;
+  const ConfigFiles& files_;
+  const std::unordered_set<std::string_view> words_;
+  std::vector<Config> configs_;
+  std::vector<Model> models_;
+};
+
+// Rules without a field for the activation would read any model as theirs.
+bool may_be_advised(const ModelRow& row) {
+  return row.activation != ActRule::kSiluAlone && row.activation != ActRule::kGptOss &&
+         row.activation != ActRule::kStep;
 }
 
 std::string shown(const Reading& reading) {
@@ -202,15 +294,15 @@ Status check_unread_fields(const Json& config, const ModelRow& row) {
   return {};
 }
 
-std::string advise_family(const TensorIndex& index, std::string_view config_json,
-                          std::string_view hf_quant_json) {
+Advice advise_family(const TensorIndex& index, const ConfigFiles& files) {
+  Readings rules(index, files);
   std::vector<Reading> readings;
   std::map<std::string, std::vector<std::string_view>> refusals;  // reason -> model types
   for (const ModelRow& row : model_rows()) {
     if (!may_be_advised(row)) continue;
-    Result<Reading> read = read_as(row, index, config_json, hf_quant_json);
+    Result<Reading> read = rules.read_as(row);
     if (!read.ok()) {
-      refusals[without(read.status().message(), row.model_type)].push_back(row.model_type);
+      refusals[read.status().message()].push_back(row.model_type);
       continue;
     }
     auto same = std::find_if(readings.begin(), readings.end(),
@@ -219,17 +311,17 @@ std::string advise_family(const TensorIndex& index, std::string_view config_json
     same->types.push_back(row.model_type);
   }
   if (readings.size() == 1)
-    return fmt::format(
-        "its files read as {}: give that (family= in Python, family in C) if it is "
-        "what the model computes; {}",
-        shown(readings.front()), kWhere);
+    return {fmt::format("its files read as {}: give that (family= in Python, family in C) if it is "
+                        "what the model computes; {}",
+                        shown(readings.front()), kWhere),
+            rules.scans()};
   if (!readings.empty()) {
     std::vector<std::string> all;
     for (const Reading& reading : readings) all.push_back(shown(reading));
-    return fmt::format(
-        "its files may be read as {}: give the one that the model computes "
-        "(family= in Python, family in C); {}",
-        fmt::join(all, " or "), kWhere);
+    return {fmt::format("its files may be read as {}: give the one that the model computes "
+                        "(family= in Python, family in C); {}",
+                        fmt::join(all, " or "), kWhere),
+            rules.scans()};
   }
   // Rules that got furthest say most: those that found the experts, else the most frequent reason.
   const auto rank = [](const auto& entry) {
@@ -240,8 +332,9 @@ std::string advise_family(const TensorIndex& index, std::string_view config_json
   const auto best =
       std::max_element(refusals.begin(), refusals.end(),
                        [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
-  return fmt::format("no known family reads its files; as {}: {}; {}", best->second.front(),
-                     best->first, kWhere);
+  return {fmt::format("no known family reads its files; as {}: {}; {}", best->second.front(),
+                      best->first, kWhere),
+          rules.scans()};
 }
 
 }  // namespace nvfp4_moe::internal

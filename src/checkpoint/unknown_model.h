@@ -2,10 +2,12 @@
 // (CheckpointOptions::family), and the advice which to name. Private to src/checkpoint.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/model_config.h"
 #include "checkpoint/model_types.h"
 #include "io/json_strict.h"
 
@@ -20,10 +22,13 @@ Result<const ModelRow*> rules_of_family(std::string_view family);
 // read. config: the language model's part.
 Status check_unread_fields(const Json& config, const ModelRow& row);
 
-// How the files of an unknown model type could be read: one sentence for an error message. Tries
-// the rules of every known model type. They must explain all experts' names, and the shapes of each
-// layer's first expert.
-std::string advise_family(const TensorIndex& index, std::string_view config_json,
-                          std::string_view hf_quant_json);
+struct Advice {
+  std::string text;   // one sentence for an error message
+  int64_t scans = 0;  // how often all names of the files were read
+};
+// How the files of an unknown model type could be read. Tries the rules of every known model type,
+// and rules that lead to the same reading once. They must explain all experts' names, and the
+// shapes of each layer's first expert.
+Advice advise_family(const TensorIndex& index, const ConfigFiles& files);
 
 }  // namespace nvfp4_moe::internal

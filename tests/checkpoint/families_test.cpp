@@ -1,5 +1,6 @@
 // Model types with configs that differ from the first families'.
 #include "checkpoint/configs.h"
+#include "checkpoint/experts.h"
 #include "checkpoint/names.h"
 #include "support/attack.h"
 
@@ -82,7 +83,7 @@ const char* const kTypes = R"([
 ["gemma4_text", {"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh",
   "enable_moe_block": true, "num_experts_per_tok": null, "top_k_experts": 2},
   [0, 1, 2, 3, 4, 5], 0, "hidden_activation"],
-["gemma4", {"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh",
+["diffusion_gemma_text", {"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh",
   "num_experts_per_tok": null, "top_k_experts": 2}, [0, 1, 2, 3, 4, 5], 0, "top_k_experts"],
 ["inkling2_text", {"mlp_gate_softcap": 4.0, "mlp_up_softcap": 25.0}, [0, 1, 2, 3, 4, 5], 0,
   "mlp_up_softcap"],
@@ -145,6 +146,33 @@ TEST(Families, GeluAndSituAreReadFromTheirFields) {
   config["hidden_act"] = "situ";
   EXPECT_EQ(must(parsed(config))->options.situ_gate_limit, 4.0f);
   EXPECT_EQ(must(parsed(config))->options.situ_up_limit, 25.0f);
+}
+
+// Tencent's files call it shared_mlp, and exports of transformers' modules shared_experts.
+TEST(Families, HunyuanV3sSharedExpertHasTwoNames) {
+  CheckpointBuilder plain({.model_type = "deepseek_v3"});
+  const Opened expected(plain);
+  const auto renamed = [](const char* to, const char* only) {
+    CheckpointBuilder builder({.model_type = "deepseek_v3"});
+    builder.config()["model_type"] = "hy_v3";
+    const std::string from = "shared_experts";
+    const auto copy = builder.tensors();
+    for (const auto& [name, tensor] : copy) {
+      const size_t at = name.find(from);
+      if (at == name.npos || name.find(only) == name.npos) continue;
+      auto node = builder.tensors().extract(name);
+      node.key() = std::string(name).replace(at, from.size(), to);
+      builder.tensors().insert(std::move(node));
+    }
+    return builder;
+  };
+  for (const char* name : {"shared_mlp", "shared_experts"}) {
+    const Opened opened(renamed(name, ""));
+    for (const int64_t layer : plain.layers())
+      expect_same(opened->shared_expert(layer), expected->shared_expert(layer));
+  }
+  const Opened both(renamed("shared_mlp", "up_proj"));
+  EXPECT_NE(find(both->findings(), "shared_expert_not_loaded"), nullptr);
 }
 
 TEST(Families, OneNumberForAllLayersMayBeAList) {
@@ -225,7 +253,6 @@ TEST(Families, ExpertsMayBeInTheLayerItself) {
 TEST(Families, ADeclinedTypeSaysWhy) {
   const std::pair<const char*, const char*> declined[] = {
       {"dbrx", "rows of one matrix"},
-      {"diffusion_gemma", "an encoder and a decoder"},
       {"doge", "rows of an embedding"},
       {"ernie4_5_vl_moe", "two sets"},
       {"jetmoe", "adds a bias"},

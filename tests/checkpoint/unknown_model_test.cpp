@@ -1,4 +1,6 @@
 // A model type that is not known: what the error advises, and reading it by the caller's choice.
+#include "checkpoint/unknown_model.h"
+
 #include "checkpoint/configs.h"
 #include "checkpoint/experts.h"
 #include "nvfp4_moe/nvfp4_moe.hpp"
@@ -55,6 +57,22 @@ TEST(UnknownModel, TheChosenRulesReadTheSameExperts) {
       EXPECT_THAT(finding->actual, HasSubstr(std::string("which is read as ") + family));
     }
   }
+}
+
+// The number of readings of all names does not grow with the number of known model types.
+TEST(UnknownModel, RulesThatReadTheSameAreTriedOnce) {
+  const auto scans = [](CheckpointBuilder builder) {
+    TempDir dir;
+    EXPECT_OK(builder.write(dir.path().string()));
+    const TensorIndex index = *must(TensorIndex::open(dir.path().string()));
+    const ConfigFiles files = *must(parse_config_files(builder.config().dump(), ""));
+    const Advice advice = advise_family(index, files);
+    EXPECT_THAT(advice.text, HasSubstr("its files read as --family "));
+    return advice.scans;
+  };
+  EXPECT_GE(model_rows().size(), 90u);
+  EXPECT_LE(scans(unknown("deepseek_v3")), 16);
+  EXPECT_LE(scans(unknown("qwen3_moe")), 8);
 }
 
 // A clamp before or after the router weight: two rules fit, and neither is taken.

@@ -26,6 +26,11 @@ class Matrix(NamedTuple):
     weights: np.ndarray  # (rows, cols) float64
 
 
+class Projection(NamedTuple):
+    weights: np.ndarray  # (rows, cols) float64
+    bias: np.ndarray  # (rows,)
+
+
 def language(config: dict[str, Any]) -> dict[str, Any]:
     return config.get("text_config", config)
 
@@ -36,6 +41,11 @@ def sizes(one: dict[str, Any]) -> tuple[int, int]:
     return text[one.get("hidden", "hidden_size")], text[one.get("intermediate", "moe_intermediate_size")]
 
 
+def count_of(one: dict[str, Any]) -> int:
+    """The number of experts."""
+    return next(language(one["config"])[key] for key in COUNTS if key in language(one["config"]))
+
+
 def block(one: dict[str, Any]) -> int:
     nvfp4 = {"weight_scale_2", "weight_global_scale"} & one["parts"].keys()
     return 16 if nvfp4 else 32
@@ -44,7 +54,11 @@ def block(one: dict[str, Any]) -> int:
 def shape_of(part: str, rows: int, cols: int, size: int) -> tuple[int, ...]:
     if part in ("weight", "weight_packed"):
         return rows, cols // 2
-    return (rows, cols // size) if part in ("weight_scale", "scale") else ()
+    if part == "blocks":
+        return rows, cols // size, size // 2
+    if part == "bias":
+        return (rows,)
+    return (rows, cols // size) if part in ("weight_scale", "scale", "scales") else ()
 
 
 def matrix(one: dict[str, Any], rows: int, cols: int, random: np.random.Generator) -> Matrix:
@@ -61,10 +75,12 @@ def matrix(one: dict[str, Any], rows: int, cols: int, random: np.random.Generato
     values = E2M1[np.stack([codes & 15, codes >> 4], -1).reshape(rows, cols)]
     parts = {}
     for part in one["parts"]:
-        if part in ("weight", "weight_packed"):
-            parts[part] = codes
-        elif part in ("weight_scale", "scale"):
+        if part in ("weight", "weight_packed", "blocks"):
+            parts[part] = codes.reshape(shape_of(part, rows, cols, size))
+        elif part in ("weight_scale", "scale", "scales"):
             parts[part] = scales
+        elif part == "bias":
+            parts[part] = random.choice(np.array([0x3F00, 0xBE80, 0x3E00], np.uint16), rows)  # 1/2, -1/4, 1/8
         else:
             scale = tensor_scale if part.startswith("weight") else np.float32(2.0**-6)
             parts[part] = np.float32(1) / scale if "global" in part else scale
@@ -81,6 +97,7 @@ def shrink(one: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     text[one.get("hidden", "hidden_size")] = HIDDEN
     text[one.get("intermediate", "moe_intermediate_size")] = INTERMEDIATE
     text["num_hidden_layers"] = first + MOE_LAYERS
+    text.update(one.get("shrink", {}))
     for keys, value in ((COUNTS, EXPERTS), (TOP_KS, TOP_K)):
         text.update({key: value for key in keys if key in text})
     if isinstance(text.get("moe_layer_freq"), dict):
@@ -88,29 +105,47 @@ def shrink(one: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     quantization = config.get("quantization_config", {})
     if isinstance(name := quantization.get("quantized_layers"), str):
         quantization["quantized_layers"] = {
-            name.format(l=layer): {"group_size": 16, "quant_algo": "NVFP4"} for layer in layers
+            name.format(l=layer, e=expert, p=p): {"group_size": 16, "quant_algo": "NVFP4"}
+            for layer in layers
+            for expert in range(EXPERTS)
+            for p in one["projections"]
         }
     return config, layers
 
 
-def expand(one: dict[str, Any], directory: Path) -> dict[int, list[list[np.ndarray]]]:
-    """Writes the tiny checkpoint. Returns each layer's experts as [gate, up, down]."""
+def stack(made: list[list[Matrix]], part: str) -> np.ndarray:
+    """A part of all experts, (experts, rows, ...). The rows of gate and up alternate."""
+    return np.stack(
+        [
+            np.stack([one.tensors[part] for one in expert], 1).reshape(-1, *expert[0].tensors[part].shape[1:])
+            for expert in made
+        ]
+    )
+
+
+def expand(one: dict[str, Any], directory: Path) -> dict[int, list[list[Projection]]]:
+    """Writes the tiny checkpoint. Returns each layer's experts as [gate, up, down], or [up, down] without a gate."""
     config, layers = shrink(one)
     random = np.random.default_rng(11)
     tensors: list[tuple[str, str, np.ndarray]] = []
-    experts: dict[int, list[list[np.ndarray]]] = {}
+    experts: dict[int, list[list[Projection]]] = {}
+    stacked = "{e}" not in one["experts"]
+    first = 2 if stacked else len(one["projections"]) - 1
     for layer in layers:
-        experts[layer] = []
-        for expert in range(EXPERTS):
-            made = []
-            for p, shape in zip(
-                one["projections"], [(INTERMEDIATE, HIDDEN)] * 2 + [(HIDDEN, INTERMEDIATE)], strict=True
-            ):
-                built = matrix(one, *shape, random)
-                stem = one["experts"].format(l=layer, e=expert, p=p)
-                tensors += [(f"{stem}.{part}", one["parts"][part], value) for part, value in built.tensors.items()]
-                made.append(built.weights)
-            experts[layer].append(made)
+        made = [
+            [matrix(one, *shape, random) for shape in [(INTERMEDIATE, HIDDEN)] * first + [(HIDDEN, INTERMEDIATE)]]
+            for _ in range(EXPERTS)
+        ]
+        for part, dtype in one["parts"].items():
+            if stacked:
+                for p, of in zip(one["projections"], ([m[:2] for m in made], [m[2:] for m in made]), strict=True):
+                    tensors.append((f"{one['experts'].format(l=layer, p=p)}_{part}", dtype, stack(of, part)))
+                continue
+            for expert, matrices in enumerate(made):
+                for p, built in zip(one["projections"], matrices, strict=True):
+                    stem = one["experts"].format(l=layer, e=expert, p=p)
+                    tensors.append((f"{stem}.{part}", dtype, built.tensors[part]))
+        experts[layer] = [[projection(built) for built in matrices] for matrices in made]
     tensors += [(name, dtype, np.zeros((16, 16), np.uint8)) for name, dtype in one.get("beyond", {}).items()]
     header: dict[str, Any] = {}
     end = 0
@@ -123,10 +158,20 @@ def expand(one: dict[str, Any], directory: Path) -> dict[int, list[list[np.ndarr
         b"".join([len(text).to_bytes(8, "little"), text, *(np.asarray(value).tobytes() for *_, value in tensors)])
     )
     (directory / "config.json").write_text(json.dumps(config))
+    if "hf_quant" in one:
+        (directory / "hf_quant_config.json").write_text(json.dumps(one["hf_quant"]))
     return experts
 
 
-def activated(config: nv.MoeConfig, g: np.ndarray, u: np.ndarray) -> np.ndarray:
+def projection(built: Matrix) -> Projection:
+    bias = built.tensors.get("bias", np.zeros(len(built.weights), np.uint16))
+    return Projection(built.weights, (bias.astype(np.uint32) << 16).view(np.float32).astype(np.float64))
+
+
+def activated(config: nv.MoeConfig, g: np.ndarray | None, u: np.ndarray) -> np.ndarray:
+    if g is None:
+        assert config.activation == "relu2"
+        return np.maximum(u, 0) ** 2
     if config.activation == "swiglu":
         return g / (1 + np.exp(-g)) * u
     if config.activation == "situ":
@@ -147,13 +192,18 @@ def oracle(config: nv.MoeConfig, experts, hidden, ids, weights) -> tuple[np.ndar
     one, two = ((k / 16 + 1) * 2.0**-22 for k in (HIDDEN, INTERMEDIATE))
     for token, chosen in enumerate(ids):
         for expert, weight in zip(chosen, weights[token].astype(np.float64), strict=True):
-            gate, up, down = experts[expert]
-            h = activated(config, gate @ x[token], up @ x[token])
-            sums = [np.abs(w) @ np.abs(x[token]) for w in (gate, up)]
+            *gated, up, down = experts[expert]
+            values = [w @ x[token] + bias for w, bias in (*gated, up)]
+            h = activated(config, values[0] if gated else None, values[-1])
+            sums = [np.abs(w) @ np.abs(x[token]) + np.abs(bias) for w, bias in (*gated, up)]
+            into_h = (
+                2.2 * one * sums[0] * (sums[1] + 1) if gated else 2 * np.sqrt(h) * one * sums[0] + (one * sums[0]) ** 2
+            )
             # Before down, the product with the router weight is rounded once more.
-            off = np.abs(h) * (2.0**-8 + 2.0**-20) + 2.2 * one * sums[0] * (sums[1] + 1)
-            row = np.abs(down) @ off + (two + 2.0**-22) * (np.abs(down) @ np.abs(h))
-            out[token] += weight * (down @ h)
+            off = np.abs(h) * (2.0**-8 + 2.0**-20) + into_h
+            d = np.abs(down.weights)
+            row = d @ off + (two + 2.0**-22) * (d @ np.abs(h) + np.abs(down.bias))
+            out[token] += weight * (down.weights @ h + down.bias)
             allowed[token] += weight * row
     return out, allowed * (1 + 2.0**-8) + 2.0**-100
 
@@ -162,12 +212,27 @@ def oracle(config: nv.MoeConfig, experts, hidden, ids, weights) -> tuple[np.ndar
 def test_the_published_shapes_are_those_of_the_published_sizes(name):
     one = REPOSITORIES[name]
     hidden, intermediate = sizes(one)
-    assert one["source"] and set(one["parts"].values()) <= {"U8", "I8", "F8_E4M3", "F8_E8M0", "F32"}
+    assert one["source"] and set(one["parts"].values()) <= {"U8", "I8", "F8_E4M3", "F8_E8M0", "F32", "BF16"}
     for tensor, shape in one["shapes"].items():
         p, part = tensor.split(".")
-        down = one["projections"].index(p) == 2
-        rows, cols = (hidden, intermediate) if down else (intermediate, hidden)
-        assert tuple(shape) == shape_of(part, rows, cols, block(one)), tensor
+        down = p == one["projections"][-1]
+        both = p == "gate_up_proj"
+        rows, cols = (hidden, intermediate) if down else (intermediate * (1 + both), hidden)
+        stacked = () if "{e}" in one["experts"] else (count_of(one),)
+        assert tuple(shape) == (*stacked, *shape_of(part, rows, cols, block(one))), tensor
+
+
+@pytest.mark.parametrize("name", [name for name, one in REPOSITORIES.items() if "elements" in one])
+def test_the_published_counts_of_elements_are_those_of_the_published_sizes(name):
+    """Routed experts are all U8 elements of the repository but a tenth: shared experts, dense layers, attention."""
+    one = REPOSITORIES[name]
+    hidden, intermediate = sizes(one)
+    text = language(one["config"])
+    layers = one.get("moe_layers", text["num_hidden_layers"] - one["expect"]["first_layer"])
+    codes = layers * count_of(one) * len(one["projections"]) * hidden * intermediate // 2
+    assert 0.9 * one["elements"]["U8"] <= codes <= one["elements"]["U8"]
+    # A block scale for 16 codes, so 8 bytes. Other FP8 tensors would be more.
+    assert one["elements"].get("F8_E4M3", one["elements"]["U8"] // 8) * 8 == one["elements"]["U8"]
 
 
 @pytest.mark.parametrize("name", REPOSITORIES)
@@ -181,7 +246,8 @@ def test_it_is_read_as_published_and_computes_what_the_files_hold(name, tmp_path
     verified = tool("verify", tmp_path, "--seed", 1)
     assert verified.returncode == 0, verified.stdout + verified.stderr
     layer = max(experts)
-    assert nv.Checkpoint(str(tmp_path)).inspect([])["options"]["activation_format"] == expect["activations"]
+    activations = nv.Checkpoint(str(tmp_path)).inspect([])["options"]["activation_format"]
+    assert activations == expect.get("activations", activations)
     opened = nv.MoeLayer.from_checkpoint(
         tmp_path, layer, activation_format="bf16", row_format="fp32", max_tokens=TOKENS
     )
@@ -193,5 +259,11 @@ def test_it_is_read_as_published_and_computes_what_the_files_hold(name, tmp_path
     want, allowed = oracle(opened.config, experts[layer], hidden, ids, weights)
     got = opened.run(hidden, ids, weights).astype(np.float64)
     assert want.std() > 0 and (np.abs(got - want) <= allowed).all(), np.abs(got - want).max()
-    swapped, _ = oracle(opened.config, [[up, gate, down] for gate, up, down in experts[layer]], hidden, ids, weights)
-    assert (np.abs(got - swapped) > allowed).any()  # the bound sees gate and up exchanged
+    # The bound sees gate and up exchanged, or the next expert's up if there is no gate.
+    others = experts[layer][1:] + experts[layer][:1]
+    wrong = [
+        [up, *gate, down] if gate else [other[-2], down]
+        for (*gate, up, down), other in zip(experts[layer], others, strict=True)
+    ]
+    swapped, _ = oracle(opened.config, wrong, hidden, ids, weights)
+    assert (np.abs(got - swapped) > allowed).any()

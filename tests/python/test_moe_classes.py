@@ -54,6 +54,29 @@ def test_the_record_has_every_class(classes):
     assert sum(row["loads"] == "yes" for row in RECORD["classes"].values()) > 50
 
 
+def test_the_engines_registries_are_read(tmp_path):
+    vllm, sglang = (tmp_path / name / "lib/python3.11/site-packages" for name in ("vllm", "sglang"))
+    for root, package, file, text in (
+        (
+            vllm,
+            "vllm",
+            "model_executor/models/registry.py",
+            '_TEXT_MODELS = {"AForCausalLM": ("a", "A")}\n_OLD_MODELS = {"B": "0.9"}\nOTHER = {"C": ("c", "C")}\n',
+        ),
+        (sglang, "sglang", "srt/models/c.py", "EntryClass = [CForCausalLM, DForCausalLM]\nE = F\n"),
+    ):
+        (root / package / file).parent.mkdir(parents=True)
+        (root / package / file).write_text(text)
+        (root / f"{package}-1.2.3.dist-info").mkdir()
+    assert check.registered(tmp_path) == {
+        "vLLM 1.2.3": {"AForCausalLM"},
+        "SGLang 1.2.3": {"CForCausalLM", "DForCausalLM"},
+    }
+    classes = {row["class"] for row in RECORD["classes"].values()}
+    assert [name.split()[0] for name in RECORD["engines"]] == ["vLLM", "SGLang"]
+    assert all(classes > set(names) for names in RECORD["engines"].values())
+
+
 @pytest.mark.parametrize(
     "model_type", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in RECORD["classes"]]
 )

@@ -41,7 +41,8 @@ def test_an_export_loads_as_it_did(producer, model_type):
     if producer == "modelopt":
         pytest.importorskip("modelopt")
     versions = RECORD[producer]["versions"]
-    if transformers.__version__ != versions["transformers"]:
+    # llm-compressor's environment has a transformers of its own.
+    if producer == "modelopt" and transformers.__version__ != versions["transformers"]:
         pytest.skip(f"judged with {versions}, installed is transformers {transformers.__version__}")
     model_class = next(one for one in moe_classes.model_classes() if one.model_type == model_type)
     made, verdict = check.judged(python, producer, model_class)

@@ -7,6 +7,7 @@ The Qwen3-MoE ones are also committed under tests/vectors, for hosts without the
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -165,6 +166,69 @@ def check_bf16(theirs, ours) -> None:
 
     assert theirs.dtype == torch.bfloat16
     assert ((theirs.float() - ours).abs() <= (2.0**-8 + 4 * 2.0**-24) * ours.abs() * (1 + 2.0**-20)).all()
+
+
+def test_minimax_m31s_experts_are_compressed_tensors(tmp_path, one_thread):
+    """MiniMax-M3.1 declares nvfp4-pack-quantized for its experts, a format of compressed-tensors: weights that its
+    compressor packs, dequantized by its own code in double, in transformers' own experts of MiniMax-M3, against a layer
+    of the files in the names of the release."""
+    import moe_classes
+    import own_experts
+    import torch
+    from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization import QuantizationScheme, preset_name_to_scheme
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+    from compressed_tensors.quantization.utils import calculate_qparams
+    from safetensors.torch import save_file
+
+    scheme: QuantizationScheme = preset_name_to_scheme("NVFP4", ["Linear"])
+    model_class = next(one for one in moe_classes.model_classes() if one.model_type == "minimax_m3_vl_text")
+    model = moe_classes.tiny_model(model_class).to(torch.bfloat16).float()
+    found = moe_classes.experts_of(model)[0]
+    twin = copy.deepcopy(found.module).double()
+    twin.config = copy.deepcopy(found.module.config)
+    twin.config._experts_implementation = "eager"
+    tensors = {}
+    for e, matrices_of in enumerate(zip(*own_experts.stacks(found.module)[:3], strict=True)):
+        for word, matrix, place in zip(("w1", "w3", "w2"), matrices_of, own_experts.stacks(twin), strict=False):
+            # A power of two, so that readers may multiply with its reciprocal.
+            amax = float(matrix.abs().max())
+            g = torch.tensor([2.0 ** float(np.floor(np.log2(2688 / amax)))], dtype=torch.float32)
+            blocks = matrix.unflatten(-1, (-1, 16))
+            scale, _ = calculate_qparams(blocks.amin(-1), blocks.amax(-1), scheme.weights, global_scale=g)
+            packed = NVFP4PackedCompressor.compress(
+                {"weight": matrix.contiguous(), "weight_scale": scale, "weight_global_scale": g}, scheme
+            )
+            stem = f"language_model.model.layers.{found.layer}.block_sparse_moe.experts.{e}.{word}"
+            tensors |= {f"{stem}.{part}": value.clone() for part, value in packed.items()}
+            values = unpack_fp4_from_uint8(packed["weight_packed"], *matrix.shape, dtype=torch.float64)
+            scales = packed["weight_scale"].double()
+            place[e].copy_(
+                dequantize(values, scales, None, scheme.weights, dtype=torch.float64, global_scale=g.double())
+            )
+            own_experts.check_weights(matrix, place[e], stem)
+    save_file(tensors, str(tmp_path / "model.safetensors"))
+    vectors = json.loads((VECTORS / "configurations.json").read_text())["repositories"]
+    config = next(one for one in vectors if one["repository"] == "MiniMaxAI/MiniMax-M3.1")["config"]
+    config["text_config"] |= {
+        "hidden_size": moe_classes.HIDDEN,
+        "intermediate_size": found.module.config.intermediate_size,
+        "num_hidden_layers": found.layer + 1,
+        "moe_layer_freq": [0] * found.layer + [1],
+        "num_local_experts": moe_classes.EXPERTS,
+        "num_experts_per_tok": moe_classes.TOP_K,
+        "shared_intermediate_size": 0,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    batch = own_experts.batches(model, [found])[found.path]
+    layer = nv.MoeLayer.from_checkpoint(tmp_path, found.layer, activation_format="bf16", row_format="fp32")
+    assert layer.config.activation == "swiglu_oai"
+    out = layer.run(batch.hidden.numpy(), batch.ids.numpy().astype(np.int32), batch.weights.numpy())
+    own_experts.check_output(torch.as_tensor(out), twin, batch, "MiniMax-M3.1")
+    twin.down_proj.data *= 2  # the bound sees a scale that is off by two
+    with pytest.raises(own_experts.Judged):
+        own_experts.check_output(torch.as_tensor(out), twin, batch, "MiniMax-M3.1")
 
 
 @pytest.mark.parametrize(("family", "producer"), CASES)

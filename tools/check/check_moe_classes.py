@@ -8,13 +8,16 @@ element of the output must be within a bound (own_experts.py) of the model's own
 weights. The transformers adapter must pass the same check: enable() on the model in memory, and from_pretrained() of
 the quantized files.
 
-usage: PYTHONPATH=build/cpu/python check_moe_classes.py [MODEL_TYPE ...]
+usage: PYTHONPATH=build/cpu/python check_moe_classes.py [--engines DIRECTORY] [MODEL_TYPE ...]
   names: checks only these and keeps the record of the others
+  --engines: checks no class, and records which of them vLLM's and SGLang's registries have. DIRECTORY is what
+    `./dev engines` makes.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import pathlib
 import re
@@ -177,6 +180,41 @@ def judge(model_class: ModelClass, scratch: pathlib.Path) -> dict[str, Any]:
     return {**row, **adapter_rows(model_class, source, model, {"enable": floats, "from_pretrained": files}, seen)}
 
 
+# ---- the engines' registries
+
+
+def registered(engines: pathlib.Path) -> dict[str, set[str]]:
+    """{engine and version: names of its model classes}, read from its source without importing it."""
+    names: dict[str, set[str]] = {}
+    for title, package, models in (
+        ("vLLM", "vllm", "model_executor/models/registry.py"),
+        ("SGLang", "sglang", "srt/models/**/*.py"),
+    ):
+        for root in engines.glob(f"{package}/lib/python3*/site-packages"):
+            version = next(root.glob(f"{package}*.dist-info")).name.split("-")[1].removesuffix(".dist")
+            found = names.setdefault(f"{title} {version}", set())
+            for file in (root / package).glob(models):
+                found |= registered_in(ast.parse(file.read_text()))
+    return names
+
+
+def registered_in(tree: ast.Module) -> set[str]:
+    """Names in the dicts of vLLM's registry (_TEXT_GENERATION_MODELS and others), or in SGLang's EntryClass."""
+    found: set[str] = set()
+    for node in tree.body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        if node.targets[0].id.endswith("_MODELS") and isinstance(node.value, ast.Dict):
+            # A tuple is (module, class); a string is the last version that had it.
+            pairs = zip(node.value.keys, node.value.values, strict=True)
+            found |= {
+                key.value for key, value in pairs if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple)
+            }
+        if node.targets[0].id == "EntryClass":
+            found |= {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
+    return found
+
+
 # ---- the table
 
 
@@ -191,8 +229,10 @@ def render(record: dict[str, Any]) -> str:
         f"Made by `tools/check/check_moe_classes.py` from transformers {record['transformers']}: {len(record['classes'])} classes, of which "
         f"{sum(row['loads'] == 'yes' for row in record['classes'].values())} load.",
         "",
-        "| `model_type` | gate (or up) of an expert, in layer L | activation | shared expert | loads | in transformers |",
-        "|---|---|---|---|---|---|",
+        "| `model_type` | gate (or up) of an expert, in layer L | activation | shared expert | loads | in transformers | "
+        + " | ".join(record["engines"])
+        + " |",
+        "|---|---|---|---|---|---|" + "---|" * len(record["engines"]),
     ]
     rows = []
     for model_type, row in record["classes"].items():
@@ -201,6 +241,8 @@ def render(record: dict[str, Any]) -> str:
             loads = f"as it is; `quantize`: {row['quantize']}"
         cells = [f"`{row['names']}`" if "names" in row else "", row.get("activation", ""), row.get("shared", ""), loads]
         cells.append(" / ".join(dict.fromkeys(row[name] for name in ("enable", "from_pretrained") if name in row)))
+        has = ["yes" if row["class"] in names else "no" for names in record["engines"].values()]
+        cells += has if row["loads"] == "yes" else [""] * len(has)
         rows.append(f"| {model_type} | " + " | ".join(cell(text) for text in cells) + " |")
     return "\n".join([*head, *rows, "", END])
 
@@ -221,10 +263,19 @@ def page(text: str, record: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_types", nargs="*")
+    parser.add_argument("--engines", type=pathlib.Path)
     args = parser.parse_args()
+    if args.engines:
+        record = json.loads(RECORD.read_text())
+        classes = {row["class"] for row in record["classes"].values()}
+        write(
+            {**record, "engines": {name: sorted(names & classes) for name, names in registered(args.engines).items()}}
+        )
+        return 0
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    record = json.loads(RECORD.read_text()) if args.model_types and RECORD.exists() else {"classes": {}}
+    old = json.loads(RECORD.read_text())
+    record = old if args.model_types else {"classes": {}}
     failed = False
     for model_class in moe_classes.model_classes():
         if args.model_types and model_class.model_type not in args.model_types:
@@ -240,11 +291,19 @@ def main() -> int:
                 continue
         record["classes"][model_class.model_type] = row
         print(f"{model_class.model_type}: {row}", flush=True)
-    record = {"transformers": transformers.__version__, "classes": dict(sorted(record["classes"].items()))}
+    record = {
+        "transformers": transformers.__version__,
+        "engines": old["engines"],
+        "classes": dict(sorted(record["classes"].items())),
+    }
     if not failed:
-        RECORD.write_text(json.dumps(record, indent=1) + "\n")
-        PAGE.write_text(page(PAGE.read_text(), record))
+        write(record)
     return 1 if failed else 0
+
+
+def write(record: dict[str, Any]) -> None:
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(page(PAGE.read_text(), record))
 
 
 if __name__ == "__main__":

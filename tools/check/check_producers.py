@@ -3,7 +3,7 @@
 
 Writes a record and the table of docs/reference/checkpoints.md. Every layer of an export must hold the original weights,
 within the rounding of NVFP4, and compute the same as the class's own experts (check_moe_classes.py). Each export runs
-in a separate process.
+in a process of its own.
 
 usage: PYTHONPATH=build/cpu/python check_producers.py PRODUCER [--python INTERPRETER] [MODEL_TYPE ...]
   --python: the interpreter of an environment with the producer (producer_exports.py); this one by default
@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import check_moe_classes as classes
@@ -34,14 +36,17 @@ SCRIPT = classes.ROOT / "tools/check/producer_exports.py"
 LONGEST = 160
 
 
-def run_export(python: str, producer: str, model_type: str, out: pathlib.Path) -> dict[str, str] | str:
-    """Runs the producer. Returns its versions, or why it exported nothing."""
-    command = [python, str(SCRIPT), producer, model_type, str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    if done.returncode == 0:
-        return json.loads(done.stdout.strip().splitlines()[-1])
-    raised = [line for line in done.stderr.splitlines() if line and not line.startswith((" ", "Traceback"))]
-    return f"not exported: {raised[-1] if raised else done.returncode}"[:LONGEST]
+def exports(python: str, producer: str, names: list[str], scratch: pathlib.Path) -> Iterator[dict[str, str] | str]:
+    """Runs the producer. Gives its versions for each class, or why it exported nothing."""
+    pairs = [part for name in names for part in (name, str(scratch / name))]
+    with subprocess.Popen([python, str(SCRIPT), producer, *pairs], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        # A producer may print lines of its own.
+        for line in process.stdout:
+            if not line.startswith('{"'):
+                continue
+            made = json.loads(line)
+            yield f"not exported: {made['error']}"[:LONGEST] if "error" in made else made
 
 
 def judge(model_class: moe_classes.ModelClass, out: pathlib.Path) -> str:
@@ -64,9 +69,10 @@ def judge(model_class: moe_classes.ModelClass, out: pathlib.Path) -> str:
 
 
 def judged(python: str, producer: str, model_class: moe_classes.ModelClass) -> tuple[dict[str, str], str]:
+    """Returns the producer's versions, empty if it exported nothing, and the verdict of one class."""
     with tempfile.TemporaryDirectory() as scratch:
-        out = pathlib.Path(scratch)
-        made = run_export(python, producer, model_class.model_type, out)
+        made = next(exports(python, producer, [model_class.model_type], pathlib.Path(scratch)))
+        out = pathlib.Path(scratch) / model_class.model_type
         return ({}, made) if isinstance(made, str) else (made, judge(model_class, out))
 
 
@@ -101,21 +107,24 @@ def main() -> int:
     found = record.get(args.producer, {"versions": {}, "classes": {}})
     loads = {name for name, row in json.loads(classes.RECORD.read_text())["classes"].items() if row["loads"] == "yes"}
     failed = False
-    for model_class in moe_classes.model_classes():
-        name = model_class.model_type
-        if name not in (args.model_types or loads):
-            continue
-        try:
-            made, verdict = judged(args.python, args.producer, model_class)
-        except own_experts.Judged as error:
-            failed, made, verdict = True, {}, f"FAILED: {error}"
-        print(f"{name}: {verdict}", flush=True)
-        if not verdict.startswith("FAILED"):
-            found["classes"][name] = verdict
-        found["versions"] = made or found["versions"]
-        found["classes"] = dict(sorted(found["classes"].items()))
-        record = dict(sorted({**record, args.producer: found}.items()))
-        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    wanted = [one for one in moe_classes.model_classes() if one.model_type in (args.model_types or loads)]
+    with tempfile.TemporaryDirectory() as scratch:
+        outs = [pathlib.Path(scratch) / one.model_type for one in wanted]
+        made_of = exports(args.python, args.producer, [one.model_type for one in wanted], pathlib.Path(scratch))
+        for model_class, out, made in zip(wanted, outs, made_of, strict=True):
+            name = model_class.model_type
+            try:
+                verdict = made if isinstance(made, str) else judge(model_class, out)
+            except own_experts.Judged as error:
+                failed, made, verdict = True, "", f"FAILED: {error}"
+            shutil.rmtree(out, ignore_errors=True)
+            print(f"{name}: {verdict}", flush=True)
+            if not verdict.startswith("FAILED"):
+                found["classes"][name] = verdict
+            found["versions"] = found["versions"] if isinstance(made, str) else made
+            found["classes"] = dict(sorted(found["classes"].items()))
+            record = dict(sorted({**record, args.producer: found}.items()))
+            RECORD.write_text(json.dumps(record, indent=1) + "\n")
     classes.PAGE.write_text(page(classes.PAGE.read_text(), record))
     return 1 if failed else 0
 

@@ -83,7 +83,7 @@ const char* const kTypes = R"([
 ["gemma4_text", {"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh",
   "enable_moe_block": true, "num_experts_per_tok": null, "top_k_experts": 2},
   [0, 1, 2, 3, 4, 5], 0, "hidden_activation"],
-["diffusion_gemma_text", {"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh",
+["gemma4", {"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh",
   "num_experts_per_tok": null, "top_k_experts": 2}, [0, 1, 2, 3, 4, 5], 0, "top_k_experts"],
 ["inkling2_text", {"mlp_gate_softcap": 4.0, "mlp_up_softcap": 25.0}, [0, 1, 2, 3, 4, 5], 0,
   "mlp_up_softcap"],
@@ -253,6 +253,7 @@ TEST(Families, ExpertsMayBeInTheLayerItself) {
 TEST(Families, ADeclinedTypeSaysWhy) {
   const std::pair<const char*, const char*> declined[] = {
       {"dbrx", "rows of one matrix"},
+      {"diffusion_gemma", "an encoder and a decoder"},
       {"doge", "rows of an embedding"},
       {"ernie4_5_vl_moe", "two sets"},
       {"jetmoe", "adds a bias"},

@@ -67,11 +67,7 @@ function(cuda_room name)
   if(ROOM_UNCHECKED AND NVFP4_MOE_PTX_ARCHITECTURES)
     list(TRANSFORM ROOM_UNCHECKED PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
     list(REMOVE_ITEM sources ${ROOM_UNCHECKED})
-    set(virtual ${NVFP4_MOE_PTX_ARCHITECTURES})
-    if(ROOM_ARCHITECTURES)
-      list(TRANSFORM ROOM_ARCHITECTURES APPEND -virtual OUTPUT_VARIABLE virtual)
-    endif()
-    cuda_objects(${name} ${name}_ptx "${ROOM_BATCHES}" "${virtual}" ${ROOM_UNCHECKED})
+    cuda_objects(${name} ${name}_ptx "${ROOM_BATCHES}" "${NVFP4_MOE_PTX_ARCHITECTURES}" ${ROOM_UNCHECKED})
   endif()
   cuda_objects(${name} ${name} "${ROOM_BATCHES}" "${ROOM_ARCHITECTURES}" ${sources})
 endfunction()
@@ -86,20 +82,10 @@ set(code -real)
 if(NVFP4_MOE_EMULATE)
   set(code "")
 endif()
-# wgmma is in the architecture-specific instruction set only. The unchecked tiles have the code of checked ones, and other
-# sizes.
-set(unchecked m256n64 m512n16 m512n16_or_wide m512n8_or_wide fp8_m256n64 fp8_m512n16 fp8_m512n16_or_wide
-              fp8_m512n32_or_wide)
-list(TRANSFORM unchecked REPLACE "(.+)" "backend/sm90/configs/\\1.cu")
-cuda_room(sm90 FOLDERS backend/sm90 USES cuda ARCHITECTURES 90a${code} BATCHES UNCHECKED ${unchecked})
-set(sm90_objects nvfp4_moe_sm90_objects)
-if(TARGET nvfp4_moe_sm90_ptx_objects)
-  list(APPEND sm90_objects nvfp4_moe_sm90_ptx_objects)
-endif()
-foreach(objects ${sm90_objects})
-  # A device assert is a function call, and ptxas serializes wgmma around calls.
-  target_compile_definitions(${objects} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:NDEBUG>)
-endforeach()
+# wgmma is in the architecture-specific instruction set only.
+cuda_room(sm90 FOLDERS backend/sm90 USES cuda ARCHITECTURES 90a${code} BATCHES)
+# A device assert is a function call, and ptxas serializes wgmma around calls.
+target_compile_definitions(nvfp4_moe_sm90_objects PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:NDEBUG>)
 # tcgen05 and block-scaled mma are in the instruction sets of a family: 10.0 and 10.3, 12.0 and 12.1.
 foreach(number 100 120)
   cuda_room(sm${number} FOLDERS backend/sm${number} USES cuda ARCHITECTURES ${number}f${code} BATCHES)

@@ -524,6 +524,10 @@ def quantize_checkpoint(
         ValueError: Wrong options, or `out` holds something else.
         Unsupported, BadInput, IoError, Cancelled: As nvfp4_moe's errors describe.
     """
+    if input_scales is not None and not isinstance(input_scales, Mapping):
+        raise InvalidArgument(
+            f"input_scales: expected a dict {{layer: (hidden, intermediate)}}, got {type(input_scales).__name__}"
+        )
     return _core.quantize_checkpoint(
         os.fspath(source),
         os.fspath(out),

@@ -18,8 +18,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import __version__, _core
+from . import InvalidArgument, __version__, _core
 from ._build import missing_cuda
+from ._settings import read_settings
 from ._signatures import Requirements, folder_reader, misfits_in
 
 __all__ = ["Engine", "main", "missing", "report", "summary"]
@@ -134,19 +135,31 @@ def summary(rows: list[Engine]) -> str:
 
 
 def missing(rows: list[Engine]) -> list[str]:
-    """Returns one sentence for each engine that the adapter does not fit, and one if adapters are switched off."""
+    """Returns one sentence for each engine that the adapter does not fit, and one if adapters are switched off or if the
+    settings in environment variables are wrong, with which they end the engine."""
     found = [
         f"a release of {row.name} that fits (docs/reference/engines-compatibility.md): {row.note}"
         for row in rows
         if row.fits is False
     ]
-    if os.environ.get("NVFP4_MOE_MODE") == "0":
+    if wrong := wrong_settings():
+        found.append(f"settings that the adapters of engines take: {wrong}")
+    elif os.environ.get("NVFP4_MOE_MODE") == "0":
         found.append("the adapters of engines: NVFP4_MOE_MODE=0 switches them off")
     return found
 
 
+def wrong_settings() -> str | None:
+    """Returns why the adapters refuse the settings in environment variables, or None if they take them."""
+    try:
+        read_settings()
+    except InvalidArgument as error:
+        return str(error)
+    return None
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the report and returns 0.
+    """Prints the report and returns 0, or 2 if an environment variable is wrong.
 
     With --json it is {"nvfp4_moe": {"version", "built_with_cuda", "note"}, "python", "mode", "summary", "missing",
     "engines"}.
@@ -155,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     asked = parser.parse_args(arguments)
     rows = report()
-    mode = os.environ.get("NVFP4_MOE_MODE", "auto")
+    mode, wrong = os.environ.get("NVFP4_MOE_MODE", "auto"), wrong_settings()
     if asked.json:
         engines = [dataclasses.asdict(row) for row in rows]
         build = {"version": __version__, "built_with_cuda": _core.built_with_cuda, "note": missing_cuda()}
@@ -166,6 +179,9 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{'nvfp4_moe':<13} {__version__:<16} {note}")
     for row in rows:
         print(f"{row.name:<13} {row.version or '--':<16} {row.note}")
+    if wrong:
+        print(f"engines end with: {wrong}")
+        return 2
     if mode != "auto":
         print(
             f"NVFP4_MOE_MODE={mode} is set: {'adapters are off' if mode == '0' else 'a layer that is not taken is an error'}"

@@ -41,8 +41,13 @@ Dict quantize_files(const std::string& in, const std::string& out, const std::st
   options.calibration = calibration;
   options.share_gate_up_scale = share_gate_up_scale;
   for (const auto& [layer, value] : input_scales) {
-    const Scales pair = nb::cast<Scales>(value);
-    options.input_scales[nb::cast<int64_t>(layer)] = LayerScales{pair.first, pair.second};
+    int64_t number = 0;
+    Scales pair;
+    if (!nb::try_cast(layer, number) || !nb::try_cast(value, pair))
+      fail("input_scales: expected a layer's number and (hidden, intermediate), each a number or "
+           "None, got " +
+           std::string(nb::repr(layer).c_str()) + ": " + nb::repr(value).c_str());
+    options.input_scales[number] = LayerScales{pair.first, pair.second};
   }
   options.max_shard_bytes = max_shard_bytes;
   const std::unique_ptr<Executor> executor = make_thread_pool(threads);

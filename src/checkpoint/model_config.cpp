@@ -181,7 +181,7 @@ QuantDeclaration declaration_in(const char* file, const json& quantization,
 // Reads the declarations of both files. If both declare something, they must agree.
 // hf_quant_config.json is ModelOpt's. Next to a compressed-tensors config.json it is ignored: that
 // library's converter copied it from the source.
-Result<QuantDeclaration> read_quantization(const ConfigFiles& files, const json& language,
+Result<QuantDeclaration> read_quantization(const ParsedConfigs& files, const json& language,
                                            std::string_view family) {
   QuantDeclaration from_config;
   const json* flat = member(files.config, "quantization_config");
@@ -244,24 +244,24 @@ Result<const ModelRow*> rules_of(const std::string& model_type, const std::strin
 
 }  // namespace
 
-Result<ConfigFiles> parse_config_files(std::string_view config_json,
-                                       std::string_view hf_quant_json) {
+Result<ParsedConfigs> parse_config_files(std::string_view config_json,
+                                         std::string_view hf_quant_json) {
   Result<json> root = parse_json_strict(config_json, kConfigLimits);
   if (!root.ok()) return root.status().in("config.json");
   if (!root->is_object())
     return bad_input("config.json: expected an object, got " + describe_json(*root));
-  ConfigFiles out{*std::move(root), std::nullopt};
+  ParsedConfigs out{*std::move(root), std::nullopt};
   if (!hf_quant_json.empty()) out.hf_quant = hf_quantization(hf_quant_json);
   return out;
 }
 
 Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_view hf_quant_json,
                                      std::string_view family) {
-  NVFP4_MOE_ASSIGN(const ConfigFiles files, parse_config_files(config_json, hf_quant_json));
+  NVFP4_MOE_ASSIGN(const ParsedConfigs files, parse_config_files(config_json, hf_quant_json));
   return read_model_config(files, family);
 }
 
-Result<ModelInfo> read_model_config(const ConfigFiles& files, std::string_view family) {
+Result<ModelInfo> read_model_config(const ParsedConfigs& files, std::string_view family) {
   const json& root = files.config;
   const json& config = language_config(root);
   NVFP4_MOE_ASSIGN(const std::string outer_type, model_type_of(root));

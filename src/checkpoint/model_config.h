@@ -30,21 +30,21 @@ struct HfQuantization {
 };
 
 // Both texts, parsed once, so that several families' rules may read them.
-struct ConfigFiles {
+struct ParsedConfigs {
   Json config;  // an object
   // The error of hf_quant_config.json counts only if the file is read. Empty if there is no such
   // file.
   std::optional<Result<HfQuantization>> hf_quant;
 };
 // hf_quant_json is empty if the checkpoint has no hf_quant_config.json.
-Result<ConfigFiles> parse_config_files(std::string_view config_json,
-                                       std::string_view hf_quant_json);
+Result<ParsedConfigs> parse_config_files(std::string_view config_json,
+                                         std::string_view hf_quant_json);
 
 // Errors: kBadInput for a wrong or missing field, kUnsupported for a valid one that is not
 // implemented.
 // family: CheckpointOptions::family. An unknown model type without it is the finding
 // kUnknownModelType (unknown_model.h).
-Result<ModelInfo> read_model_config(const ConfigFiles& files, std::string_view family = {});
+Result<ModelInfo> read_model_config(const ParsedConfigs& files, std::string_view family = {});
 Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_view hf_quant_json,
                                      std::string_view family = {});
 

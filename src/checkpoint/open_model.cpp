@@ -108,7 +108,7 @@ Result<OpenedModel> open_safetensors_model(const std::string& path, std::string_
   NVFP4_MOE_TRY(check_not_mlx(index));
   Result<ModelInfo> model = parse_model_config(config, hf_quant, family);
   if (!model.ok() && model.status().finding() == kUnknownModelType) {
-    NVFP4_MOE_ASSIGN(const ConfigFiles files, parse_config_files(config, hf_quant));
+    NVFP4_MOE_ASSIGN(const ParsedConfigs files, parse_config_files(config, hf_quant));
     const std::string text = model.status().message();
     model = unsupported(text.substr(0, text.rfind(" [")) + "; " + advise_family(index, files).text);
   }

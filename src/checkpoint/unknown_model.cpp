@@ -162,7 +162,7 @@ std::string without(std::string text, std::string_view model_type) {
 // Reads the files by each rule, and each different set of rules and names only once.
 class Readings {
  public:
-  Readings(const TensorIndex& index, const ConfigFiles& files)
+  Readings(const TensorIndex& index, const ParsedConfigs& files)
       : index_(index), files_(files), words_(words_of(index)) {}
 
   Result<Reading> read_as(const ModelRow& row) {
@@ -220,7 +220,7 @@ class Readings {
   }
 
   const TensorIndex& index_;
-  const ConfigFiles& files_;
+  const ParsedConfigs& files_;
   const std::unordered_set<std::string_view> words_;
   std::vector<Config> configs_;
   std::vector<Model> models_;
@@ -294,7 +294,7 @@ Status check_unread_fields(const Json& config, const ModelRow& row) {
   return {};
 }
 
-Advice advise_family(const TensorIndex& index, const ConfigFiles& files) {
+Advice advise_family(const TensorIndex& index, const ParsedConfigs& files) {
   Readings rules(index, files);
   std::vector<Reading> readings;
   std::map<std::string, std::vector<std::string_view>> refusals;  // reason -> model types

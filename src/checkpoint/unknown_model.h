@@ -29,6 +29,6 @@ struct Advice {
 // How the files of an unknown model type could be read. Tries the rules of every known model type,
 // and rules that lead to the same reading once. They must explain all experts' names, and the
 // shapes of each layer's first expert.
-Advice advise_family(const TensorIndex& index, const ConfigFiles& files);
+Advice advise_family(const TensorIndex& index, const ParsedConfigs& files);
 
 }  // namespace nvfp4_moe::internal

@@ -65,7 +65,7 @@ TEST(UnknownModel, RulesThatReadTheSameAreTriedOnce) {
     TempDir dir;
     EXPECT_OK(builder.write(dir.path().string()));
     const TensorIndex index = *must(TensorIndex::open(dir.path().string()));
-    const ConfigFiles files = *must(parse_config_files(builder.config().dump(), ""));
+    const ParsedConfigs files = *must(parse_config_files(builder.config().dump(), ""));
     const Advice advice = advise_family(index, files);
     EXPECT_THAT(advice.text, HasSubstr("its files read as --family "));
     return advice.scans;

@@ -205,6 +205,13 @@ def test_engines_that_lack_members_or_cannot_be_read_are_refused_by_name(tmp_pat
     off = json.loads(run_report(tmp_path, "--json", NVFP4_MOE_MODE="0"))
     assert "sglang 9.9.9 (its source files cannot be read: " in off["summary"]
     assert off["missing"] == ["the adapters of engines: NVFP4_MOE_MODE=0 switches them off"]
+    for variable, value, words in (
+        ("NVFP4_MOE_MODE", "off", "NVFP4_MOE_MODE: expected one of 0, auto, 1, got 'off'"),
+        ("NVFP4_MOE_ACTIVATIONS", "int8", "NVFP4_MOE_ACTIVATIONS: expected one of auto, bf16"),
+        ("NVFP4_MOE", "0", "NVFP4_MOE: expected NVFP4_MOE_MODE, its new name"),
+    ):
+        (wrong,) = json.loads(run_report(tmp_path, "--json", **{variable: value}))["missing"]
+        assert wrong.startswith("settings that the adapters of engines take: ") and words in wrong
     text = run_report(tmp_path, NVFP4_MOE_MODE="0")
     assert importlib.util.find_spec("vllm") or "vllm          --               not installed" in text
     assert "its source files cannot be read" in text and "NVFP4_MOE_MODE=0 is set: adapters are off" in text

@@ -14,6 +14,7 @@ pytest.importorskip("safetensors")
 import nvfp4_moe as nv  # noqa: E402
 from fused_layers import INNER, E, H, K, inputs, layers, opened, parameters, run  # noqa: E402
 from nvfp4_moe import _fused_experts as fused  # noqa: E402
+from nvfp4_moe import _settings as settings  # noqa: E402
 from nvfp4_moe._fused_parameters import FusedParameters  # noqa: E402
 from nvfp4_moe._load_log import LoadLog  # noqa: E402
 from safetensors.numpy import save_file  # noqa: E402
@@ -326,11 +327,11 @@ def test_biases_that_are_wrong_are_an_error(change, options, words):
 
 
 def test_settings_come_from_the_engine_s_configuration_then_the_environment():
-    assert fused.read_settings({}, {}) == fused.Settings("auto", "auto", "auto", "auto")
+    assert settings.read_settings({}, {}) == settings.Settings("auto", "auto", "auto", "auto")
     environ = {"NVFP4_MOE_MODE": "1", "NVFP4_MOE_ACTIVATIONS": "nvfp4", "NVFP4_MOE_EXCHANGE": "peers"}
-    assert fused.read_settings(None, environ) == fused.Settings("1", "nvfp4", exchange="peers")
+    assert settings.read_settings(None, environ) == settings.Settings("1", "nvfp4", exchange="peers")
     given = {"mode": 0, "activations": "bf16", "exchange": "engine"}
-    assert fused.read_settings(given, environ) == fused.Settings("0", "bf16", exchange="engine")
+    assert settings.read_settings(given, environ) == settings.Settings("0", "bf16", exchange="engine")
 
 
 @pytest.mark.parametrize(
@@ -343,14 +344,14 @@ def test_settings_come_from_the_engine_s_configuration_then_the_environment():
 )
 def test_settings_that_mean_nothing_are_named(given, environ, message):
     with pytest.raises(nv.InvalidArgument, match=message):
-        fused.read_settings(given, environ)
+        settings.read_settings(given, environ)
 
 
 def test_why_a_layer_or_a_slice_is_refused(monkeypatch):
     sizes = {"num_experts": E, "top_k": K, "hidden_size": H, "intermediate_size": INNER}
-    assert fused.why_refused(sizes, "cpu", fused.Settings()) is None
-    assert "top_k" in fused.why_refused(sizes | {"top_k": 9}, "cpu", fused.Settings())
-    assert fused.why_refused(sizes, "cuda:99", fused.Settings())
+    assert fused.why_refused(sizes, "cpu", settings.Settings()) is None
+    assert "top_k" in fused.why_refused(sizes | {"top_k": 9}, "cpu", settings.Settings())
+    assert fused.why_refused(sizes, "cuda:99", settings.Settings())
     assert "a rank's slice is 56 of 112, expected a multiple of 16; use expert parallel (--option)" in (
         fused.why_slice_refused(56, 2, 16, "--option")
     )
@@ -358,7 +359,9 @@ def test_why_a_layer_or_a_slice_is_refused(monkeypatch):
     assert fused.why_slice_refused(56, 1, 16, "") is None, "with one rank there is no slice"
     # The kernels of LEFT_TO_ENGINES are used only if the user insists.
     monkeypatch.setattr(fused, "explain", lambda options, device: [{"chosen": True, "backend": device}])
-    auto, one = ([fused.why_refused(sizes, g, fused.Settings(m)) for g in fused.LEFT_TO_ENGINES] for m in ("auto", "1"))
+    auto, one = (
+        [fused.why_refused(sizes, g, settings.Settings(m)) for g in fused.LEFT_TO_ENGINES] for m in ("auto", "1")
+    )
     assert "the plain kernels" in auto[0] and all("no GPU of its kind" in why for why in auto[1:]) and not any(one)
 
 

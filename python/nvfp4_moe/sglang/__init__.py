@@ -10,7 +10,7 @@ import importlib.metadata
 import logging
 from collections.abc import Mapping
 
-from .._fused_experts import Settings, read_settings
+from .._settings import Settings, read_settings
 from .required import RELEASES, REQUIRED
 
 __all__ = ["register"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import Unsupported
 from .._declared import Declared, declared_by_arguments, mixture, most_precise
-from .._fused_experts import Settings
+from .._settings import Settings
 from . import internals
 from .experts import COMPRESSED_W4A4, COMPRESSED_W4A16, Experts
 from .hooks import output_scale

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._declared import Declared
-from .._fused_experts import Settings
+from .._settings import Settings
 from . import internals
 from .experts import Experts, Format
 from .refusals import Refused, activations_of, check_server, is_first_rank, layer_name, layer_options, refuse

@@ -10,7 +10,8 @@ import torch
 
 from .. import Unsupported
 from .._declared import Declared, choose_activations
-from .._fused_experts import Settings, clamped, layer_device, why_refused, why_slice_refused
+from .._fused_experts import clamped, layer_device, why_refused, why_slice_refused
+from .._settings import Settings
 from . import internals
 from .runner import BACKEND
 

@@ -21,7 +21,7 @@ def register() -> None:
     that does not fit is detected when a layer requests its method (release.py). That is a RuntimeError if
     NVFP4_MOE_MODE=1, else a warning, and vLLM serves without the library.
     """
-    from .._fused_experts import read_settings
+    from .._settings import read_settings
 
     if read_settings().mode != "0":
         from . import configs

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._declared import Declared, choose_activations
-from .._fused_experts import Settings, clamped, read_settings, why_refused, why_slice_refused
+from .._fused_experts import clamped, why_refused, why_slice_refused
+from .._settings import Settings, read_settings
 from . import internals
 from .ranks import NoExchange, RanksPlan, note_combine, plan_ranks
 

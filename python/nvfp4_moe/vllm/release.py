@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._fused_experts import read_settings
+from .._settings import read_settings
 from .._signatures import misfits
 from . import internals
 

@@ -79,6 +79,21 @@ def test_progress_cancels(model, tmp_path):
             nv.quantize_checkpoint(model[0], tmp_path / "out", progress=answer)
 
 
+@pytest.mark.parametrize(
+    ("scales", "got"),
+    [
+        ({1: None}, "got 1: None"),
+        ({0: 0.5}, "got 0: 0.5"),
+        ({0: (0.1,)}, r"got 0: \(0.1,\)"),
+        ({"0": (0.1, 0.2)}, r"got '0': \(0.1, 0.2\)"),
+        ("scales.json", "got str"),
+    ],
+)
+def test_input_scales_are_pairs_by_layer(model, tmp_path, scales, got):
+    with pytest.raises(nv.InvalidArgument, match=f"input_scales: expected .*{got}$"):
+        nv.quantize_checkpoint(model[0], tmp_path / "out", input_scales=scales)
+
+
 def test_an_error_names_the_finding_behind_it(model, tmp_path):
     nv.quantize_checkpoint(model[0], tmp_path)
     (file,) = tmp_path.glob("*.safetensors")

@@ -44,9 +44,10 @@ Dict quantize_files(const std::string& in, const std::string& out, const std::st
     int64_t number = 0;
     Scales pair;
     if (!nb::try_cast(layer, number) || !nb::try_cast(value, pair))
-      fail("input_scales: expected a layer's number and (hidden, intermediate), each a number or "
-           "None, got " +
-           std::string(nb::repr(layer).c_str()) + ": " + nb::repr(value).c_str());
+      fail(
+          "input_scales: expected a layer's number and (hidden, intermediate), each a number or "
+          "None, got " +
+          std::string(nb::repr(layer).c_str()) + ": " + nb::repr(value).c_str());
     options.input_scales[number] = LayerScales{pair.first, pair.second};
   }
   options.max_shard_bytes = max_shard_bytes;

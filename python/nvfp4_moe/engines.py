@@ -135,8 +135,10 @@ def summary(rows: list[Engine]) -> str:
 
 
 def missing(rows: list[Engine]) -> list[str]:
-    """Returns one sentence for each engine that the adapter does not fit, and one if adapters are switched off or if the
-    settings in environment variables are wrong, with which they end the engine."""
+    """Returns one sentence for each engine that the adapter does not fit.
+
+    One more if adapters are switched off, or if settings in environment variables are wrong, which ends the engine.
+    """
     found = [
         f"a release of {row.name} that fits (docs/reference/engines-compatibility.md): {row.note}"
         for row in rows

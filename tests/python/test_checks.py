@@ -119,6 +119,17 @@ def test_rooms_long_files_words_and_the_emulator(tree, capsys):
     assert "ptxemu/cudart/a.h:1: ptxemu/ may not include core/status.h\n" in out
 
 
+def test_two_files_may_not_define_a_type_of_one_name(tree, capsys):
+    text = "namespace a::b {\n\nstruct Files {\n};\n\n}  // namespace a::b\n"
+    write(tree, "src/io/files.h", text)
+    write(tree, "src/moe/files.h", text.replace("a::b", "a::c"))
+    write(tree, "src/moe/files.cpp", text.replace("a::b", "").replace("namespace  {", "namespace {"))
+    assert check_includes.main() == 0
+    write(tree, "src/moe/other.cpp", text)
+    assert check_includes.main() == 1
+    assert capsys.readouterr().out == "src/moe/other.cpp:3: a::b::Files is also defined at src/io/files.h:3\n"
+
+
 # ---- tests, links and examples of the docs
 
 PAGE = """

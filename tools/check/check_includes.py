@@ -103,8 +103,36 @@ def names_of_the_library():
                 yield f"{file.relative_to(ROOT).as_posix()}:{number}: ptxemu/ may not name the library"
 
 
+TYPE = re.compile(r"(?:struct|class|enum class|union) (?:alignas\(.*\) )?(\w+)(?: final)?(?: :.*)? \{")
+
+
+def types_of(file):
+    """Yields (line, name with namespaces) of the types that a file defines in named namespaces."""
+    spaces = []
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        if opened := re.match(r"(?:inline )?namespace ?([\w:]*) \{", line):
+            spaces.append(opened.group(1))
+        elif re.match(r"\}  // (?:inline )?namespace", line):
+            spaces.pop()
+        elif (found := TYPE.match(line)) and spaces and all(spaces):
+            yield number, "::".join([*spaces, found.group(1)])
+
+
+def types_of_one_name(files):
+    """Yields types that two files define: the linker takes one file's functions for both, without a word."""
+    places = {}
+    for file in files:
+        for number, name in types_of(file):
+            place = f"{file.relative_to(ROOT).as_posix()}:{number}"
+            if name in places:
+                yield f"{place}: {name} is also defined at {places[name]}"
+            places.setdefault(name, place)
+
+
 def main():
     bad = [*names_of_the_library()]
+    library = [file for top in ("src", "cli", "python") for file in sorted((ROOT / top).rglob("*"))]
+    bad += types_of_one_name(file for file in library if file.suffix in (".h", ".cpp", ".cu", ".cuh"))
     for top in ("src", "include", "cli", "python", "ptxemu"):
         for file in sorted((ROOT / top).rglob("*")):
             path = file.relative_to(ROOT).as_posix()

@@ -75,9 +75,9 @@ Result<std::map<int64_t, LayerScales>> parse_input_scales(std::string_view text,
     if (!scales.contains(layer)) missing.push_back(layer);
   if (!missing.empty())
     return bad_input(fmt::format(
-        "expected scales of all {} layers that are quantized, got none of {}: calibrate these "
-        "too, or give them null scales, which stand for 1.0",
-        needed.size(), names(missing)));
+        "layer {}: expected scales of all {} layers that are quantized, got none: calibrate it "
+        "too, or give it null scales, which stand for 1.0",
+        names(missing), needed.size()));
   return scales;
 }
 

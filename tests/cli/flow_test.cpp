@@ -165,7 +165,7 @@ TEST(Flow, CalibrationGoesIntoACopy) {
   refused(scales, "layer 0: expected hidden_scale, got none");
   std::ofstream(scales)
       << R"({"layers": [{"layer": 0, "hidden_scale": 1, "intermediate_scale": null}]})";
-  refused(scales, "expected scales of all ");
+  refused(scales, "layer 1: expected scales of all ");
   refused("/dev/zero", "expected a regular file, got a character device");
 }
 

@@ -64,9 +64,10 @@ ATTACK_TEST(kHostileNumbers, InputScales, NumbersThatDoNotFitAreRefusedByName) {
     EXPECT_THAT(parse_input_scales(file_of({entry("0"), entry("1"), added}), kLayers, kLayers),
                 Refused(Code::kBadInput, words));
   }
-  EXPECT_THAT(parse_input_scales(file_of({}), kLayers, kLayers),
-              Refused(Code::kBadInput,
-                      "expected scales of all 3 layers that are quantized, got none of 0, 1, 3"));
+  EXPECT_THAT(
+      parse_input_scales(file_of({}), kLayers, kLayers),
+      Refused(Code::kBadInput,
+              "layer 0, 1, 3: expected scales of all 3 layers that are quantized, got none"));
   for (const char* text : {"", "[]", "{}", R"({"layers": {}})", R"({"schema": 2, "layers": []})",
                            "{\"layers\": [NaN]}"}) {
     attacked();
@@ -84,7 +85,7 @@ ATTACK_TEST(kSpecialFiles, InputScales, AFileWithoutAnEndIsRefused) {
       {"/dev/zero", "/dev/zero: expected a regular file, got a character device"},
       {dir.file("pipe"), "got a FIFO"},
       {dir.file("large"), "expected at most 16777216 bytes, got 16777217"},
-      {dir.file("scales.json"), "scales.json: expected scales of all 3 layers"}};
+      {dir.file("scales.json"), "expected scales of all 3 layers"}};
   for (const auto& [path, words] : cases) {
     attacked();
     EXPECT_THAT(read_input_scales(path, kLayers, kLayers).status().message(), HasSubstr(words));

@@ -103,10 +103,10 @@ def _activation(layer: Any, form: Form) -> dict[str, Any]:
         if activation == getattr(_activations, name.upper(), ""):
             return {"activation": name}
     if activation == getattr(_activations, "SITU", ""):
-        caps = [getattr(layer.moe_config, f"activation_situ_{name}", None) for name in ("beta", "linear_beta")]
-        if None in caps:
-            raise Refused(f"situ with beta {caps[0]} and linear_beta {caps[1]}: expected both")
-        return {"activation": "situ", "situ_gate_limit": float(caps[0]), "situ_up_limit": float(caps[1])}
+        gate, up = (getattr(layer.moe_config, f"activation_situ_{name}", None) for name in ("beta", "linear_beta"))
+        if gate is None or up is None:
+            raise Refused(f"situ with beta {gate} and linear_beta {up}: expected both")
+        return {"activation": "situ", "situ_gate_limit": float(gate), "situ_up_limit": float(up)}
     if activation == _activations.RELU2_NO_MUL:
         return {"activation": "relu2"}
     raise Refused(f"the activation {getattr(activation, 'value', activation)}")

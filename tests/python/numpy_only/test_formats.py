@@ -160,7 +160,7 @@ ERRORS = {
     r"block: expected none, or 1 to 2\^30 rows and columns": lambda: nv.convert_to_fp8(CODES, SCALES, 1.0, (0, 128)),
     "device: expected cpu or cuda:N, got gpu": lambda: nv.explain(SIZES, device="gpu"),
     "got num_expert": lambda: nv.explain({"num_expert": 8}),
-    "activation: expected one of swiglu": lambda: nv.explain({**SIZES, "activation": "gelu"}),
+    "activation: expected one of swiglu": lambda: nv.explain({**SIZES, "activation": "geglu"}),
 }
 
 

@@ -93,13 +93,15 @@ namespace {
 // begun: set when the ranks of an exchange will receive a failure without further calls.
 nb::object run_arrays(OpenLayer& open, const LayerArrays& arrays, bool& begun) {
   if (!open.device.is_host()) check(open.layer->check_process("run"));  // before anything asks CUDA
-  const Tensor hidden = Tensor::input_of_run(arrays.hidden, "hidden");
+  const Tensor hidden = Tensor::of_run(arrays.hidden, "hidden");
   const Tensor topk_ids = Tensor::of_run(arrays.topk_ids, "topk_ids");
-  const Tensor topk_weights = Tensor::input_of_run(arrays.topk_weights, "topk_weights");
+  const Tensor topk_weights = Tensor::of_run(arrays.topk_weights, "topk_weights");
+  Tensor::refuse_gradients({&hidden, &topk_weights});
   Batch batch = batch_of(open, hidden, topk_ids, topk_weights);
   if (!arrays.shared_weights.is_none()) {
-    const Tensor shared = Tensor::input_of_run(arrays.shared_weights, "shared_weights");
+    const Tensor shared = Tensor::of_run(arrays.shared_weights, "shared_weights");
     check_array(shared, {batch.tokens}, shared.is_f32(), "float32", open.device);
+    Tensor::refuse_gradients({&shared});
     batch.shared_weights = reinterpret_cast<const float*>(shared.data());
   }
   batch.selection = arrays.selection;

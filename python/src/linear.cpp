@@ -83,7 +83,8 @@ nb::object run_linear(OpenLinear& open, nb::handle x_object, nb::handle out_give
                       nb::handle stream, nb::handle workspace_given) {
   if (!open.device.is_host()) check(open.linear->check_process("run"));
   const LinearWeights& weights = open.linear->weights();
-  const Tensor x = Tensor::input_of_run(x_object, "x");
+  const Tensor x = Tensor::of_run(x_object, "x");
+  Tensor::refuse_gradients({&x});
   const auto check_shape = [&](const Tensor& array, int64_t tokens, int64_t last) {
     if (array.is_floating() && array.ndim() == 2 && array.shape(1) == last &&
         (tokens < 0 || array.shape(0) == tokens) && array.device() == open.device &&

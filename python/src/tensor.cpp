@@ -117,6 +117,16 @@ bool lent_read_only(const nb::object& object, const DlpackExchange* exchange) {
   }
 }
 
+// Whether torch records gradients on this thread. torch has been imported.
+bool records_gradients() {
+  static PyObject* asks = nullptr;  // guarded by the interpreter lock, as an import may release it
+  if (asks == nullptr)
+    asks = nb::object(nb::module_::import_("torch").attr("is_grad_enabled")).release().ptr();
+  const nb::object answer = nb::steal(PyObject_CallNoArgs(asks));
+  if (!answer.is_valid()) nb::raise_python_error();
+  return answer.is(nb::handle(Py_True));
+}
+
 void set_error(void* context, const char* kind, const char* message) {
   *static_cast<std::string*>(context) = std::string(kind) + ": " + message;
 }
@@ -233,22 +243,22 @@ void Tensor::borrow_slow() {
   }
 }
 
-Tensor Tensor::input_of_run(nb::handle object, const char* name) {
-  Tensor input = of_run(object, name);
-  if (input.torch_ && input.records_gradient())
-    throw Failure(unsupported(std::string(name) +
-                              ": expected a tensor that needs no gradient, since NVFP4 layers have "
-                              "none, got one that requires grad; run under torch.no_grad() or "
-                              "torch.inference_mode()"));
-  return input;
+void Tensor::refuse_gradients(std::initializer_list<const Tensor*> inputs) {
+  // Engines run without gradients, so the usual call asks torch once.
+  if (!(*inputs.begin())->torch_ || !records_gradients()) return;
+  for (const Tensor* input : inputs)
+    if (input->torch_ && input->requires_grad())
+      throw Failure(unsupported(std::string(input->name_) +
+                                ": expected a tensor that needs no gradient, since NVFP4 layers "
+                                "have none, got one that requires grad; run under "
+                                "torch.no_grad() or torch.inference_mode()"));
 }
 
-bool Tensor::records_gradient() const {
-  static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
-  const nb::object wanted = nb::steal(PyObject_GetAttr(object_.ptr(), requires_grad));
+bool Tensor::requires_grad() const {
+  static PyObject* const name = PyUnicode_InternFromString("requires_grad");
+  const nb::object wanted = nb::steal(PyObject_GetAttr(object_.ptr(), name));
   if (!wanted.is_valid()) nb::raise_python_error();
-  return wanted.is(nb::handle(Py_True)) &&
-         !nb::module_::import_("torch").attr("is_grad_enabled")().is(nb::handle(Py_False));
+  return wanted.is(nb::handle(Py_True));
 }
 
 void Tensor::check_writable() const {
@@ -256,7 +266,7 @@ void Tensor::check_writable() const {
     fail(std::string(name_) + ": expected an array that can be written, got " + got);
   };
   if (torch_) {
-    if (!records_gradient()) return;
+    if (!requires_grad() || !records_gradients()) return;
     refuse("a tensor that requires grad, which autograd would not see change");
   }
   const nb::object writeable =

@@ -58,9 +58,9 @@ class Tensor {
   static Tensor of_run(nb::handle object, const char* name) {
     return Tensor(object, name, LazyNegation::kRefusedOfOneElement);
   }
-  // The same for an input. Unsupported if its gradient is being recorded: the result has none, so
-  // backward would stop here without a word.
-  static Tensor input_of_run(nb::handle object, const char* name);
+  // Unsupported, naming the tensor, if torch records gradients and an input requires one: the
+  // result has none, so backward would stop here without a word.
+  static void refuse_gradients(std::initializer_list<const Tensor*> inputs);
   // The same, but accepts numbers and lists too, and copies arrays that are not row-major and
   // aligned to their elements.
   static Tensor contiguous(nb::handle object, const char* name);
@@ -137,8 +137,7 @@ class Tensor {
   void borrow_slow();
   bool is_aligned() const;
   bool is_negated() const;
-  // torch only: whether the tensor requires grad while gradients are recorded.
-  bool records_gradient() const;
+  bool requires_grad() const;  // of a torch tensor
 
   nb::object object_;
   const char* name_;

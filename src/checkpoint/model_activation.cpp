@@ -65,8 +65,9 @@ Status check_no_limit_lists(const json& config, const ModelRow& row) {
           return one.is_null() || one == json(0) || one == json(0.0);
         });
     if (!none)
-      return unsupported(fmt::format("config.json {}: a clamp of {}, which is not implemented", key,
-                                     row.model_type));
+      return unsupported(
+          fmt::format("config.json {}: expected no limits of single layers for {}, got some", key,
+                      row.model_type));
   }
   return {};
 }

@@ -35,6 +35,18 @@ NVFP4_MOE_HOST_DEVICE inline double tanh(double x) {
   return x < 0.0 ? -result : result;
 }
 
+// Coefficients of normal_tail's polynomial, the highest first. Called with constants.
+inline constexpr int kNormalTailTerms = 18;
+NVFP4_MOE_HOST_DEVICE constexpr double normal_tail_coefficient(int i) {
+  constexpr double kCoefficients[kNormalTailTerms] = {
+      0x1.5265a66367696p-24, 0x1.da09b5b856373p-25,  -0x1.c32d427491c7p-21, -0x1.3268ab5474475p-23,
+      0x1.ae8357cbd481p-18,  -0x1.86833fabf7aacp-18, -0x1.4f0042ad78b5p-15, 0x1.fe511c8d203c5p-14,
+      0x1.4a8adbb80b31cp-15, -0x1.3b2477c71bca3p-10, 0x1.199831635ba5dp-8,  -0x1.2b2bb8f33efebp-7,
+      0x1.9b36b7007af9fp-7,  -0x1.00cd0d904132ap-7,  -0x1.a0c86cca9aa5fp-7, 0x1.ac5c08df12cdbp-5,
+      -0x1.ac262e751debep-4, 0x1.7622b016acda3p-2};
+  return kCoefficients[i];
+}
+
 // The upper tail of the normal distribution, erfc(a / sqrt(2)) / 2, for a >= 0, within 2^-43 of
 // itself up to a = 37.6. Beyond it, it counts as 0: times any two floats it rounds to that.
 //
@@ -43,23 +55,8 @@ NVFP4_MOE_HOST_DEVICE inline double tanh(double x) {
 NVFP4_MOE_HOST_DEVICE inline double normal_tail(double a) {
   if (a > 37.6) return 0.0;
   const double t = (a - 5.0) / (a + 5.0);
-  double sum = 0x1.5265a66367696p-24 * t + 0x1.da09b5b856373p-25;
-  sum = sum * t - 0x1.c32d427491c7p-21;
-  sum = sum * t - 0x1.3268ab5474475p-23;
-  sum = sum * t + 0x1.ae8357cbd481p-18;
-  sum = sum * t - 0x1.86833fabf7aacp-18;
-  sum = sum * t - 0x1.4f0042ad78b5p-15;
-  sum = sum * t + 0x1.fe511c8d203c5p-14;
-  sum = sum * t + 0x1.4a8adbb80b31cp-15;
-  sum = sum * t - 0x1.3b2477c71bca3p-10;
-  sum = sum * t + 0x1.199831635ba5dp-8;
-  sum = sum * t - 0x1.2b2bb8f33efebp-7;
-  sum = sum * t + 0x1.9b36b7007af9fp-7;
-  sum = sum * t - 0x1.00cd0d904132ap-7;
-  sum = sum * t - 0x1.a0c86cca9aa5fp-7;
-  sum = sum * t + 0x1.ac5c08df12cdbp-5;
-  sum = sum * t - 0x1.ac262e751debep-4;
-  sum = sum * t + 0x1.7622b016acda3p-2;
+  double sum = normal_tail_coefficient(0);
+  for (int i = 1; i < kNormalTailTerms; ++i) sum = sum * t + normal_tail_coefficient(i);
   return exp_unrounded(-0.5 * (a * a)) * sum / (1.0 + 0.75 * a);
 }
 

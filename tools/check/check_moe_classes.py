@@ -226,7 +226,7 @@ def render(record: dict[str, Any]) -> str:
     head = [
         BEGIN,
         "",
-        f"Made by `tools/check/check_moe_classes.py` from transformers {record['transformers']}: {len(record['classes'])} classes, of which "
+        f"Made by `tools/check/check_moe_classes.py` from transformers {record['transformers']}: {len(record['classes'])} classes. "
         f"{sum(row['loads'] == 'yes' for row in record['classes'].values())} load.",
         "",
         "| `model_type` | gate (or up) of an expert, in layer L | activation | shared expert | loads | in transformers | "

@@ -63,23 +63,9 @@ inline Doubles normal_tail(Doubles magnitude) {
   const Doubles zero = {}, most = zero + 37.6;
   const Doubles a = magnitude > most ? most : magnitude;
   const Doubles t = (a - 5.0) / (a + 5.0);
-  Doubles sum = 0x1.5265a66367696p-24 * t + 0x1.da09b5b856373p-25;
-  sum = sum * t - 0x1.c32d427491c7p-21;
-  sum = sum * t - 0x1.3268ab5474475p-23;
-  sum = sum * t + 0x1.ae8357cbd481p-18;
-  sum = sum * t - 0x1.86833fabf7aacp-18;
-  sum = sum * t - 0x1.4f0042ad78b5p-15;
-  sum = sum * t + 0x1.fe511c8d203c5p-14;
-  sum = sum * t + 0x1.4a8adbb80b31cp-15;
-  sum = sum * t - 0x1.3b2477c71bca3p-10;
-  sum = sum * t + 0x1.199831635ba5dp-8;
-  sum = sum * t - 0x1.2b2bb8f33efebp-7;
-  sum = sum * t + 0x1.9b36b7007af9fp-7;
-  sum = sum * t - 0x1.00cd0d904132ap-7;
-  sum = sum * t - 0x1.a0c86cca9aa5fp-7;
-  sum = sum * t + 0x1.ac5c08df12cdbp-5;
-  sum = sum * t - 0x1.ac262e751debep-4;
-  sum = sum * t + 0x1.7622b016acda3p-2;
+  Doubles sum = zero + gelu_situ_detail::normal_tail_coefficient(0);
+  for (int i = 1; i < gelu_situ_detail::kNormalTailTerms; ++i)
+    sum = sum * t + gelu_situ_detail::normal_tail_coefficient(i);
   const Doubles tail = exp_unrounded(-0.5 * (a * a)) * sum / (1.0 + 0.75 * a);
   return magnitude > most ? zero : tail;
 }

@@ -15,7 +15,7 @@ struct M {
 };
 
 // x 2 chains x 2 registers = 12 accumulators of 16 registers
-inline constexpr int kDoubleLanes = 4;  // of a register
+inline constexpr int kDoubleLanes = 4;  // doubles in a register
 inline constexpr int kFloatTileRows = 3;
 
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }

@@ -14,7 +14,7 @@ struct M {
   __mmask16 v;
 };
 
-inline constexpr int kDoubleLanes = 8;    // of a register
+inline constexpr int kDoubleLanes = 8;    // doubles in a register
 inline constexpr int kFloatTileRows = 8;  // x 2 chains = 16 accumulators of 32 registers
 
 inline F load(const float* p) { return {_mm512_loadu_ps(p)}; }

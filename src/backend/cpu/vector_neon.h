@@ -15,7 +15,7 @@ struct M {
 };
 
 // x 2 chains x 4 registers = 24 accumulators of 32 registers
-inline constexpr int kDoubleLanes = 2;  // of a register
+inline constexpr int kDoubleLanes = 2;  // doubles in a register
 inline constexpr int kFloatTileRows = 3;
 
 #define NVFP4_MOE_QUADS _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i)

@@ -14,7 +14,7 @@ struct M {
   bool v[16];
 };
 
-inline constexpr int kDoubleLanes = 2;  // of a register
+inline constexpr int kDoubleLanes = 2;  // doubles in a register
 inline constexpr int kFloatTileRows = 2;
 
 #define NVFP4_MOE_LANES for (int i = 0; i < 16; ++i)

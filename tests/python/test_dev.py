@@ -81,6 +81,15 @@ def test_demo_compiles_no_cuda_if_there_is_nvcc_but_no_gpu_and_configures_a_fold
     assert dev("wheel")[1].startswith("--preset wheel\n--build --preset wheel "), "the tests' has PTX, a demo's no CUDA"
 
 
+def test_every_verb_but_bench_shows_the_help(dev):
+    shown = dev("help")
+    assert shown[0] == 0 and "./dev demo" in shown[2]
+    for words in (["--help"], ["-h"], ["demo", "--help"], ["test", "-h"]):
+        assert dev(*words) == shown
+    assert dev("--helpless")[0] == 2
+    assert "./dev demo" not in dev("bench", "--help")[2]
+
+
 def test_demo_runs_the_tool_of_a_wheel_without_a_build_but_not_for_a_gpu(dev):
     tool = dev.folder / "wheel/nvfp4-moe"
     tool.parent.mkdir()

@@ -230,6 +230,16 @@ def test_links(tmp_path, text, wrong):
     assert list(check_docs.broken_links(tmp_path / "a.md")) == wrong
 
 
+def test_a_heading_that_the_site_lacks(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("# Quick start\n")
+    page = tmp_path / "docs/page.md"
+    page.write_text("[a](../README.md)")
+    assert not list(check_docs.broken_links(page, tmp_path))
+    page.write_text("[a](../README.md#quick-start)")
+    assert len(list(check_docs.broken_links(page, tmp_path))) == 1
+
+
 # ---- a function of the C interface that can throw, and planted faults
 
 ONE = "  return api::guarded([&] { return work(a, b); });\n"

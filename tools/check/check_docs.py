@@ -36,7 +36,7 @@ def anchors(text):
     return {re.sub(r"[^\w\- ]", "", LINK.sub(r"\1", title).strip().lower()).replace(" ", "-") for title in titles}
 
 
-def broken_links(page):
+def broken_links(page, root=ROOT):
     for _, link, anchor in LINK.findall(FENCE.sub("", page.read_text())):
         if re.match(r"[a-z]+:", link):
             continue
@@ -45,6 +45,8 @@ def broken_links(page):
             yield f"link to {link}, which does not exist"
         elif anchor and target.suffix == ".md" and anchor[1:] not in anchors(target.read_text()):
             yield f"link to {link}{anchor}, which has no such heading"
+        elif anchor and target.resolve() == root / "README.md" and page.is_relative_to(root / "docs"):
+            yield f"link to {link}{anchor}: in the site, the front page takes this file's place and lacks the heading"
 
 
 class PythonBlocks(ast.NodeVisitor):

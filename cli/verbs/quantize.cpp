@@ -152,7 +152,7 @@ void add_quantize(CLI::App& app, Invocation& invocation) {
         verb.add_option(
                 "--search", options.search,
                 "How block scales are chosen: max (from the block's maximum), mse (least error of "
-                "two candidates) or sweep (least error of all E4M3 values)")
+                "up to four E4M3 values) or sweep (least error of all E4M3 values)")
             ->type_name(choice_of<ScaleSearch>())
             ->capture_default_str();
         verb.add_option("--max-shard-size", options.max_shard_size,

@@ -151,8 +151,11 @@ Status run_layer(const RunVerb& verb, Report& report) {
 
   report.fact("layer", fmt::format("{}, experts {}:{}", subject.name, subject.range.first,
                                    subject.range.count));
-  report.fact("input", fmt::format("{} tokens of {}, {}", states.tokens,
-                                   to_string(states.hidden_dtype), states.source));
+  std::string drawn;
+  if (!states.ids_from_file) drawn += ", topk_ids drawn from the seed";
+  if (!states.weights_from_file) drawn += ", topk_weights drawn from the seed";
+  report.fact("input", fmt::format("{} tokens of {}, {}{}", states.tokens,
+                                   to_string(states.hidden_dtype), states.source, drawn));
   std::string ran = fmt::format("backend {} on {}, {:.0f} us (first run)", layer->backend().name,
                                 options.device, elapsed_us);
   if (!run.again.empty())

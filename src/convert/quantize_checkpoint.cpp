@@ -97,7 +97,8 @@ Status count_exceptions(ExpertQuantizer& quantizer, const ProgressFn& report, Pr
       progress.item = name;
       if (report && !report(progress)) {
         if (unsaved) NVFP4_MOE_TRY(unfinished.save_exceptions());
-        return Status(Code::kCancelled, "quantize: cancelled before " + name);
+        return Status(Code::kCancelled,
+                      "quantize: cancelled before " + name + "; the same call continues");
       }
       NVFP4_MOE_ASSIGN(counts[item.expert], quantizer.count_exceptions(item));
       layer = item.expert.layer;
@@ -271,7 +272,8 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
     progress.item = name;
     progress.elapsed_s = seconds();
     if (options.progress && !options.progress(progress))
-      return Status(Code::kCancelled, "quantize: cancelled after " + name);
+      return Status(Code::kCancelled,
+                    "quantize: cancelled after " + name + "; the same call continues");
   }
   NVFP4_MOE_TRY(writer.finish());
   NVFP4_MOE_ASSIGN(result.copied_files, copy_other_files(others, out));

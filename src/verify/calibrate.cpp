@@ -200,7 +200,9 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
   const std::vector<int64_t>& layers = options.layers.empty() ? all : options.layers;
   Executor& executor = options.executor == nullptr ? serial_executor() : *options.executor;
   Calibration calibration;
-  int64_t unseen = 0, drawn = 0;  // experts; layers whose experts were drawn
+  int64_t unseen = 0;         // experts
+  int64_t drawn_experts = 0;  // layers whose experts were drawn from the seed
+  int64_t drawn_weights = 0;  // layers whose router weights were, and change what is measured
   std::vector<std::pair<int64_t, MoeOptions>> wanted;
   for (const int64_t number : layers) {
     if (std::find(all.begin(), all.end(), number) == all.end())
@@ -220,7 +222,8 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
       states = seeded_states(o, number, options.states);
     } else {
       NVFP4_MOE_ASSIGN(states, load_states(options.input, o, number, options.states));
-      drawn += states.ids_from_file ? 0 : 1;
+      if (!states.ids_from_file) ++drawn_experts;
+      if (!states.weights_from_file && o.router_weight != RouterWeight::kAfterDown) ++drawn_weights;
     }
     NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, number));
     LayerMoments moments;
@@ -243,11 +246,17 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
     calibration.notes.push_back(
         "hidden states are seeded random numbers, not a model's: the scales serve tests and demos "
         "only");
-  if (drawn > 0)
+  if (drawn_experts > 0)
     calibration.notes.push_back(fmt::format(
         "{}: no topk_ids for {} of {} layers, so their experts were drawn from the seed: "
         "moments and intermediate scales are not the model's",
-        options.input, drawn, layers.size()));
+        options.input, drawn_experts, layers.size()));
+  if (drawn_weights > 0)
+    calibration.notes.push_back(fmt::format(
+        "{}: no topk_weights for {} of {} layers, so they were drawn from the seed: with router "
+        "weight {}, moments and scales are not the model's",
+        options.input, drawn_weights, layers.size(),
+        to_string(wanted.front().second.router_weight)));
   if (unseen > 0)
     calibration.notes.push_back(
         fmt::format("{} experts were named by no token; they get their layer's scales", unseen));

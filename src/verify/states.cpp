@@ -170,6 +170,7 @@ Result<LayerStates> load_states(const std::string& path, const MoeOptions& o, in
                        to_string(weights->dtype));
     NVFP4_MOE_TRY(file.read(file.offset(*weights), states.topk_weights.data(),
                             states.topk_weights.size() * sizeof(float)));
+    states.weights_from_file = true;
   }
   return states;
 }

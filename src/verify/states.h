@@ -31,6 +31,7 @@ struct LayerStates {
   std::vector<float> topk_weights;  // (tokens, top_k)
   std::string source;               // "seeded(42)", or the file and tensor
   bool ids_from_file = false;       // false: topk_ids were drawn from the seed
+  bool weights_from_file = false;   // false: topk_weights were drawn from the seed
 
   // hidden, ids and weights as a batch without an output.
   Batch batch() const;

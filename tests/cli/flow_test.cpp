@@ -186,15 +186,31 @@ TEST(Flow, MomentsOfCalibrateWeighTheErrorsOfQuantize) {
     run_ok({"verify", checked, "--against", made().floats, "--tokens", "4"});
 }
 
-TEST(Flow, CalibrateTellsOfExpertsThatWereDrawn) {
+TEST(Flow, CalibrateAndRunTellOfRoutingThatWasDrawn) {
   const std::string routed = made().dir.file("routed_states"),
-                    bare = made().dir.file("bare_states");
+                    bare = made().dir.file("bare_states"),
+                    after = made().dir.file("weights_after_down");
   write_states(routed);
   write_named_tensors(
       bare, {tensor("hidden", DType::kF32, {2, kHidden}, std::vector<float>(2 * kHidden, 0.5f))});
   const char* const drawn = "no topk_ids for 2 of 2 layers, so their experts were drawn";
   EXPECT_THAT(run_ok({"calibrate", made().packed, "--input", bare}).out, HasSubstr(drawn));
   EXPECT_THAT(run_ok({"calibrate", made().packed, "--input", routed}).out, Not(HasSubstr(drawn)));
+
+  // DeepSeek-V4 multiplies by router weights before down, so they change what is measured there.
+  const char* const weights =
+      "no topk_weights for 2 of 2 layers, so they were drawn from the seed: with router weight "
+      "before_down, moments and scales are not";
+  EXPECT_THAT(run_ok({"calibrate", made().packed, "--input", bare}).out, HasSubstr(weights));
+  EXPECT_THAT(run_ok({"calibrate", made().packed, "--input", routed}).out,
+              Not(HasSubstr("topk_weights")));
+  run_ok(synthesize(after, {"--family", "qwen3_moe"}));
+  EXPECT_THAT(run_ok({"calibrate", after, "--input", bare}).out, Not(HasSubstr("topk_weights")));
+
+  const Words run = {"run", made().packed, "--layer", "0", "--input"};
+  EXPECT_THAT(run_ok(joined({run, {bare}})).out,
+              HasSubstr(", topk_ids drawn from the seed, topk_weights drawn from the seed"));
+  EXPECT_THAT(run_ok(joined({run, {routed}})).out, Not(HasSubstr("drawn from the seed")));
 }
 
 TEST(Flow, TheNextCommandReadsAsThisOneDid) {

@@ -80,12 +80,14 @@ TEST(States, AreReadByLayerOrForAll) {
   const auto zero = must(load_states(dir.file("s.safetensors"), layer(), 0, options));
   EXPECT_EQ(zero->tokens, 3);
   EXPECT_TRUE(zero->ids_from_file);
+  EXPECT_TRUE(zero->weights_from_file);
   EXPECT_EQ(zero->topk_ids, (std::vector<int32_t>{0, 1, 2, 3, 4, 5, -1, 0, 1}));
   EXPECT_EQ(zero->topk_weights, std::vector<float>(9, 0.25f));
   options.tokens = 0;
   const auto one = must(load_states(dir.file("s.safetensors"), layer(), 1, options));
   EXPECT_EQ(one->tokens, 2);
   EXPECT_FALSE(one->ids_from_file);
+  EXPECT_FALSE(one->weights_from_file);
   EXPECT_EQ(one->topk_ids.size(), 6u) << "ids of the other prefix are not this layer's";
   float first = 0;
   to_floats(one->hidden.data(), one->hidden_dtype, 1, &first);

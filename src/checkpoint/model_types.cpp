@@ -102,6 +102,9 @@ constexpr ModelRow kModels[] = {
     {"flint", "flint", kMoe, ActRule::kSilu, LayerRule::kSparseStep, SharedRule::kOwnSize, kAfter},
     {"flex_olmo", "olmo", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
     {"gemma4", "gemma", kMoe, ActRule::kGelu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"diffusion_gemma", "gemma", kMoe, ActRule::kGelu, LayerRule::kAll, SharedRule::kNone, kAfter},
+    {"diffusion_gemma_text", "gemma", kMoe, ActRule::kGelu, LayerRule::kAll, SharedRule::kNone,
+     kAfter},
     {"gemma4_text", "gemma", kMoe, ActRule::kGelu, LayerRule::kAll, SharedRule::kNone, kAfter},
     {"granitemoe", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kNone, kAfter},
     {"granitemoe_swa", "granite", kPlain, ActRule::kSilu, LayerRule::kAll, SharedRule::kGranite,
@@ -179,15 +182,11 @@ struct DeclinedModel {
 };
 constexpr std::string_view kNormedExperts =
     "an expert's output is normalized before its router weight, which is not implemented";
-constexpr std::string_view kTwoStacks =
-    "an encoder and a decoder have experts in layers of the same numbers, which is not read";
 constexpr DeclinedModel kDeclined[] = {
     {"muse_spark", kNormedExperts},
     {"muse_spark_text", kNormedExperts},
     {"dbrx",
      "its experts are rows of one matrix (experts * intermediate, hidden), which is not read"},
-    {"diffusion_gemma", kTwoStacks},
-    {"diffusion_gemma_text", kTwoStacks},
     {"doge", "its experts are rows of an embedding, one vector each, which is not this layer"},
     {"ernie4_5_vl_moe",
      "a layer has two sets of experts, one for text and one for images, of sizes of their own"},

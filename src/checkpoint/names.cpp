@@ -61,16 +61,13 @@ constexpr FamilyNames kFamilies[] = {
     {"nemotron_h", {"mixer"}, "shared_experts", false, false, Stacks::kExperts, false, false},
 };
 
-constexpr std::string_view kPrefixes[] = {"",
-                                          "model.",
-                                          "language_model.model.",
-                                          "model.language_model.",
-                                          "language_model.",
-                                          "model.language_model.model.",
-                                          "thinker.model.",
-                                          "model.llm.",
-                                          "backbone.",
-                                          "language_model.backbone."};
+constexpr std::string_view kPrefixes[] = {"", "model.", "language_model.model.",
+                                          "model.language_model.", "language_model.",
+                                          "model.language_model.model.", "thinker.model.",
+                                          "model.llm.", "backbone.", "language_model.backbone.",
+                                          // DiffusionGemma's encoder and decoder share their
+                                          // experts; a file has them once, under either name
+                                          "model.encoder.language_model.", "model.decoder."};
 
 // Takes a decimal of at most 9 digits without leading zeros from the front.
 std::optional<int64_t> take_number(std::string_view& text) {

@@ -85,6 +85,8 @@ const char* const kTypes = R"([
   [0, 1, 2, 3, 4, 5], 0, "hidden_activation"],
 ["gemma4", {"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh",
   "num_experts_per_tok": null, "top_k_experts": 2}, [0, 1, 2, 3, 4, 5], 0, "top_k_experts"],
+["diffusion_gemma", {"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh",
+  "num_experts_per_tok": null, "top_k_experts": 2}, [0, 1, 2, 3, 4, 5], 0, "top_k_experts"],
 ["inkling2_text", {"mlp_gate_softcap": 4.0, "mlp_up_softcap": 25.0}, [0, 1, 2, 3, 4, 5], 0,
   "mlp_up_softcap"],
 ["kimi_linear", {"hidden_act": "situ", "activation_situ_beta": 4.0,
@@ -253,7 +255,6 @@ TEST(Families, ExpertsMayBeInTheLayerItself) {
 TEST(Families, ADeclinedTypeSaysWhy) {
   const std::pair<const char*, const char*> declined[] = {
       {"dbrx", "rows of one matrix"},
-      {"diffusion_gemma", "an encoder and a decoder"},
       {"doge", "rows of an embedding"},
       {"ernie4_5_vl_moe", "two sets"},
       {"jetmoe", "adds a bias"},

@@ -22,6 +22,9 @@ struct Layout {
 const Layout kStep{R"({"model_type": "step3p5", "moe_layers_enum": "0,1"})", "model.layers.0.moe",
                    "gate_proj", "up_proj", "down_proj"};
 
+const char* const kDiffusionGemma = R"({"model_type": "diffusion_gemma", "hidden_act": null,
+  "hidden_activation": "gelu_pytorch_tanh", "num_experts_per_tok": null, "top_k_experts": 2})";
+
 std::vector<Layout> layouts() {
   return {
       kStep,
@@ -33,6 +36,9 @@ std::vector<Layout> layouts() {
       {R"({"model_type": "inkling_text", "mlp_layer_types": ["sparse", "sparse"]})",
        "model.llm.layers.0.mlp.experts", "w13_weight", "", "w2_weight", GateUpOrder::kInterleaved},
       {R"({"model_type": "zaya"})", "model.layers.0.mlp.experts", "gate_up_proj", "", "down_proj"},
+      {kDiffusionGemma, "model.encoder.language_model.layers.0.experts", "gate_up_proj", "",
+       "down_proj"},
+      {kDiffusionGemma, "model.decoder.layers.0.experts", "gate_up_proj", "", "down_proj"},
   };
 }
 

@@ -82,7 +82,7 @@ def layers_of(
 ) -> Iterator[tuple[Experts, nn.Module, Any]]:
     """Checks each layer of a checkpoint; yields its experts, their twin and the open layer."""
     checkpoint = nv.Checkpoint(str(directory))
-    numbers = list(dict.fromkeys(one.layer for one in found))  # two modules may share the weights of a layer
+    numbers = list(dict.fromkeys(one.layer for one in found))  # two modules may share a layer's weights
     if checkpoint.inspect([])["layers"] != numbers:
         raise Judged(f"{what}: layers {checkpoint.inspect([])['layers']}, and the model has experts in {numbers}")
     for one in found:

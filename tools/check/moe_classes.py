@@ -92,7 +92,8 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
-# Additional fields for single classes, in the language model's part of the config or, by path, anywhere in it. ".x" is x of the whole config.
+# Additional fields for single classes, in the language model's part of the config or, by path, anywhere in it. ".x" is
+# x of the whole config.
 _GEMMA = dict(enable_moe_block=True, num_experts=EXPERTS, top_k_experts=TOP_K, moe_intermediate_size=INTERMEDIATE)
 _INKLING: dict[str, Any] = {"unpadded_vocab_size": 160}
 _QSA = dict(indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=16, indexer_budget=8, indexer_compress_ratio=4)
@@ -104,9 +105,10 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_ocr2": {"num_experts_per_tok": TOP_K, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", *["sparse"] * 3]},
     "deepseek_v2": {"num_experts_per_tok": TOP_K},
     # Its encoder and decoder share their experts, which transformers does only for tied embeddings.
-    "diffusion_gemma": dict(
-        _GEMMA, global_head_dim=16, vision_config={"model_type": "gemma4_vision"}, **{".tie_word_embeddings": True, ".canvas_length": 16}
-    ),
+    "diffusion_gemma": {
+        **_GEMMA, "global_head_dim": 16, "vision_config": {"model_type": "gemma4_vision"},
+        ".tie_word_embeddings": True, ".canvas_length": 16,
+    },
     "doge": {"is_moe": True, "num_experts": 16},
     "dots1": {"n_routed_experts": EXPERTS, "n_shared_experts": 1, "num_experts_per_tok": TOP_K, "first_k_dense_replace": 1},
     "dots3_note": {

@@ -56,12 +56,15 @@ Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
                {"intermediate_amax", "intermediate amax"},
                {"intermediate_scale", "intermediate scale"},
                {"source", "states", false}});
+  const auto scale_cell = [](std::optional<float> scale) {
+    return scale ? cell(*scale, "{:.4e}") : no_cell();
+  };
   for (const LayerCalibration& layer : calibration.layers) {
     const LayerScales scales = layer.scales();
     table.add({cell(layer.layer), cell(layer.tokens), cell(layer.experts_seen),
-               cell(layer.hidden_amax, "{:.4g}"), cell(scales.hidden.value_or(1.0f), "{:.4e}"),
-               cell(layer.intermediate_amax, "{:.4g}"),
-               cell(scales.intermediate.value_or(1.0f), "{:.4e}"), cell(layer.source)});
+               cell(layer.hidden_amax, "{:.4g}"), scale_cell(scales.hidden),
+               cell(layer.intermediate_amax, "{:.4g}"), scale_cell(scales.intermediate),
+               cell(layer.source)});
   }
   report.table("layers", table);
   for (const std::string& note : calibration.notes) report.fact("note", note);
@@ -85,6 +88,8 @@ Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
                                   "these scales"));
     return {};
   }
+  if (calibration.scales().empty())
+    return bad_input(verb.input + ": no token has an expert, so there are no scales to write");
   {
     ProgressBar bar(report.progress());
     NVFP4_MOE_TRY(write_input_scales(verb.path, verb.write, calibration.scales(), 5ull << 30,

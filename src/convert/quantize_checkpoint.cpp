@@ -44,7 +44,11 @@ Result<std::set<int64_t>> choose_layers(const ModelInfo& model,
 void add_notes(const QuantizeOptions& options, const OutputPlan& plan,
                const std::set<int64_t>& layers, QuantizeResult& result) {
   int64_t uncalibrated = 0;
-  for (const int64_t layer : layers) uncalibrated += !options.input_scales.contains(layer);
+  for (const int64_t layer : layers) {
+    const auto scales = options.input_scales.find(layer);
+    uncalibrated += scales == options.input_scales.end() || !scales->second.hidden ||
+                    !scales->second.intermediate;
+  }
   if (uncalibrated > 0)
     result.notes.push_back(fmt::format(
         "input_scale is 1.0 in {} of {} layers: not measured (activations up to 2688 "

@@ -96,7 +96,8 @@ std::string JsonBuilder::key_path() const {
   std::string path;
   for (const Level& level : stack_) {
     if (level.value->is_array()) {
-      path += fmt::format("[{}]", level.value->size());
+      // an open element is already counted
+      path += fmt::format("[{}]", level.value->size() - (&level != &stack_.back() ? 1 : 0));
     } else if (level.member < level.value->items().size()) {
       path += (path.empty() ? "" : ".") + level.value->items()[level.member].key;
     }

@@ -182,12 +182,15 @@ Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions o
 }
 
 LayerScales LayerCalibration::scales() const {
+  if (tokens == 0) return {};
   return {scale_of(hidden_amax), scale_of(intermediate_amax)};
 }
 
 std::map<int64_t, LayerScales> Calibration::scales() const {
   std::map<int64_t, LayerScales> all;
-  for (const LayerCalibration& layer : layers) all[layer.layer] = layer.scales();
+  for (const LayerCalibration& layer : layers) {
+    if (layer.tokens > 0) all[layer.layer] = layer.scales();
+  }
   return all;
 }
 
@@ -260,6 +263,11 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
   if (unseen > 0)
     calibration.notes.push_back(
         fmt::format("{} experts were named by no token; they get their layer's scales", unseen));
+  if (const int64_t measured = static_cast<int64_t>(calibration.scales().size());
+      measured < static_cast<int64_t>(layers.size()))
+    calibration.notes.push_back(
+        fmt::format("{} of {} layers have no token with an expert: not measured",
+                    layers.size() - static_cast<size_t>(measured), layers.size()));
   calibration.seconds = seconds();
   return calibration;
 }

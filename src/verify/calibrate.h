@@ -43,16 +43,15 @@ struct LayerCalibration {
   float intermediate_amax = 0;
   bool router_weighted = false;  // intermediate_amax includes the router weight
   std::string source;            // LayerStates::source
-  LayerScales scales() const;    // amax/2688; 1 if amax is 0
+  LayerScales scales() const;    // amax/2688, 1 if amax is 0; none without tokens
 };
 
 struct Calibration {
   std::vector<LayerCalibration> layers;
   double seconds = 0;
-  std::vector<std::string> notes;  // the seeded fallback, experts never seen
-  std::map<int64_t, LayerScales> scales() const;
+  std::vector<std::string> notes;                 // the seeded fallback, experts never seen
+  std::map<int64_t, LayerScales> scales() const;  // of the layers that had tokens
 };
-std::string to_json(const Calibration& calibration, int indent = 2);
 
 // Calibrates one layer, for the experts in `range`, on the batch's hidden states, ids and weights
 // (out is ignored). `states` names the batch in messages and in the result. kBadInput if the states

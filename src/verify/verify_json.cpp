@@ -170,26 +170,4 @@ std::string to_json(const VerifyReport& report, int indent) {
   return dump(json, indent);
 }
 
-std::string to_json(const Calibration& calibration, int indent) {
-  Json layers = Json::array();
-  for (const LayerCalibration& l : calibration.layers) {
-    const LayerScales scales = l.scales();
-    layers.push_back({{"layer", l.layer},
-                      {"tokens", l.tokens},
-                      {"experts_seen", l.experts_seen},
-                      {"hidden_amax", l.hidden_amax},
-                      {"intermediate_amax", l.intermediate_amax},
-                      {"hidden_input_scale", *scales.hidden},
-                      {"intermediate_input_scale", *scales.intermediate},
-                      {"router_weighted", l.router_weighted},
-                      {"states", l.source}});
-  }
-  const Json json = {{"schema", 1},
-                     {"what", "calibrate"},
-                     {"layers", std::move(layers)},
-                     {"notes", calibration.notes},
-                     {"seconds", calibration.seconds}};
-  return dump(json, indent);
-}
-
 }  // namespace nvfp4_moe::internal

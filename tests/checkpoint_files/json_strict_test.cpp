@@ -42,6 +42,7 @@ TEST(JsonStrict, NamesPositionAndReason) {
       {"[\"" + std::string(100000, 'x'), "missing closing quote"},
       {R"({"a": 1, "rope": {"type": None}})", "byte 27: syntax error at 'None', key 'rope.type': "},
       {R"({"limits": [0.0, nan]})", "syntax error at 'nan', key 'limits[1]': "},
+      {R"({"layers": [{"a": 1}, {"b": nan}]})", "syntax error at 'nan', key 'layers[1].b': "},
       {R"({"x": 1)", "syntax error at the end of the text"},
       {"{\"\x1B[31m\": nope}", "invalid"},
       {"{\"" + std::string(100000, 'k') + "\": " + std::string(100000, 'w') + "}", "byte"},

@@ -207,10 +207,39 @@ TEST(Flow, CalibrateAndRunTellOfRoutingThatWasDrawn) {
   run_ok(synthesize(after, {"--family", "qwen3_moe"}));
   EXPECT_THAT(run_ok({"calibrate", after, "--input", bare}).out, Not(HasSubstr("topk_weights")));
 
-  const Words run = {"run", made().packed, "--layer", "0", "--input"};
+  const Words run = {
+      "run", made().packed, "--layer", "0", "--output", made().dir.file("drawn_out"), "--input"};
   EXPECT_THAT(run_ok(joined({run, {bare}})).out,
               HasSubstr(", topk_ids drawn from the seed, topk_weights drawn from the seed"));
   EXPECT_THAT(run_ok(joined({run, {routed}})).out, Not(HasSubstr("drawn from the seed")));
+}
+
+TEST(Flow, LayersWithoutTokensAreNotMeasured) {
+  const std::string states = made().dir.file("no_tokens"), scales = made().dir.file("no_scales");
+  const std::vector<int64_t> nobody(2 * 2, -1), somebody = {0, 1, 2, 3};
+  const std::vector<float> hidden(2 * kHidden, 0.5f), weights(2 * 2, 0.5f);
+  std::vector<NamedTensor> tensors;
+  for (const int layer : {0, 1}) {
+    const std::string prefix = "layers." + std::to_string(layer) + ".";
+    tensors.push_back(tensor(prefix + "hidden", DType::kF32, {2, kHidden}, hidden));
+    tensors.push_back(
+        tensor(prefix + "topk_ids", DType::kI64, {2, 2}, layer == 0 ? nobody : somebody));
+    tensors.push_back(tensor(prefix + "topk_weights", DType::kF32, {2, 2}, weights));
+  }
+  write_named_tensors(states, tensors);
+  const nlohmann::json measured = json_of({"calibrate", made().floats, "--input", states});
+  EXPECT_TRUE(measured["layers"][0]["hidden_scale"].is_null());
+  EXPECT_TRUE(measured["layers"][1]["hidden_scale"].is_number());
+  EXPECT_THAT(measured["notes"].dump(), HasSubstr("1 of 2 layers have no token with an expert"));
+  std::ofstream(scales) << measured;
+  EXPECT_THAT(run_ok({"quantize", made().floats, made().dir.file("half_measured"), "--search",
+                      "max", "--input-scales", scales})
+                  .out,
+              HasSubstr("input_scale is 1.0 in 1 of 2 layers: not measured"));
+  EXPECT_EQ(run_tool({"calibrate", made().packed, "--layers", "0", "--input", states, "--write",
+                      made().dir.file("not_written")})
+                .exit_code,
+            4);
 }
 
 TEST(Flow, TheNextCommandReadsAsThisOneDid) {

@@ -164,7 +164,7 @@ Status calibrate(const OperationFiles& files) {
   NVFP4_MOE_ASSIGN(const Calibration calibration,
                    nvfp4_moe::internal::calibrate(checkpoint, options));
   NVFP4_MOE_TRY(write_input_scales(files.packed(), files.out(), calibration.scales(), 8 << 10, {}));
-  return to_json(calibration).empty() ? check_failed("no report") : Status();
+  return calibration.layers.empty() ? check_failed("no layer") : Status();
 }
 
 Status synthesize(const std::string& out) {

@@ -29,6 +29,7 @@ namespace {
 #include "backend/cpu/operands_x86.h"
 #include "backend/cpu/gelu_situ_rows.h"
 #include "backend/cpu/rows.h"
+#include "backend/cpu/float_block_avx2.h"
 #include "backend/cpu/float_small_batch.h"
 #include "backend/cpu/float_tile.h"
 // clang-format on

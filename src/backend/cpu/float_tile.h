@@ -39,24 +39,10 @@ void decode_slice(const uint8_t* panel, int64_t first, int64_t end, int fp8_shif
   float* out = slice.weights[0];
   for (int64_t b = first; b < end; ++b, out += kBlockElems * kPanelRows) {
     const uint8_t* chunk = panel + b / kBlocksPerChunk * kChunkBytes;
-    const F scale =
-        e4m3_values(load_bytes(chunk + kChunkScalesOffset + b % kBlocksPerChunk * kPanelRows));
-    const auto weight = [&](I code) {
-      const F exact = e2m1(code) * scale;
-      return kFp8 ? round_to_e4m3(exact, least) : exact;
-    };
-    for (int half = 0; half < 2; ++half) {
-      const I codes = load_lanes(chunk + b % kBlocksPerChunk * kBlockCodesBytes + half * 64);
-      float* vec8 = out + half * 8 * kPanelRows;  // nibble n of a lane is k = n / 2 + 4 (n % 2)
-      store(vec8 + 0 * kPanelRows, weight(codes));
-      store(vec8 + 4 * kPanelRows, weight(shift_right<4>(codes)));
-      store(vec8 + 1 * kPanelRows, weight(shift_right<8>(codes)));
-      store(vec8 + 5 * kPanelRows, weight(shift_right<12>(codes)));
-      store(vec8 + 2 * kPanelRows, weight(shift_right<16>(codes)));
-      store(vec8 + 6 * kPanelRows, weight(shift_right<20>(codes)));
-      store(vec8 + 3 * kPanelRows, weight(shift_right<24>(codes)));
-      store(vec8 + 7 * kPanelRows, weight(shift_right<28>(codes)));
-    }
+    decode_block(
+        chunk + b % kBlocksPerChunk * kBlockCodesBytes,
+        chunk + kChunkScalesOffset + b % kBlocksPerChunk * kPanelRows,
+        [&](F exact) { return kFp8 ? round_to_e4m3(exact, least) : exact; }, out);
   }
 }
 
@@ -72,15 +58,13 @@ void float_tile(const FloatSlice& slice, const std::byte* const* rows, int64_t b
     chain[1][i] = splat(0.0f);
   }
   for (int64_t k = 0; k < elems; k += 16) {
+#pragma GCC unroll 16
+    for (int n = 0; n < 16; ++n) {
+      const int j = kAlternateHalves ? n / 2 + n % 2 * 8 : n;
+      const F w = load(slice.weights[k + j]);
 #pragma GCC unroll 8
-    for (int half = 0; half < 2; ++half) {
-#pragma GCC unroll 8
-      for (int j = 0; j < 8; ++j) {
-        const F w = load(slice.weights[k + half * 8 + j]);
-#pragma GCC unroll 8
-        for (int i = 0; i < kCount; ++i)
-          chain[half][i] = multiply_add(w, splat(x[i][k + half * 8 + j]), chain[half][i]);
-      }
+      for (int i = 0; i < kCount; ++i)
+        chain[j / 8][i] = multiply_add(w, splat(x[i][k + j]), chain[j / 8][i]);
     }
   }
   for (int i = 0; i < kCount; ++i)
@@ -109,6 +93,11 @@ void multiply_floats(const Strip& strip, const OperandRows& all, float* acc) {
       for (; i + kFloatTileRows <= count; i += kFloatTileRows)
         float_tile<kFloatTileRows>(slice, rows + i, begin, elems,
                                    acc + i * acc_stride + p * kPanelRows, acc_stride);
+      if (kAlternateHalves && i + 2 == count) {
+        float_tile<2>(slice, rows + i, begin, elems, acc + i * acc_stride + p * kPanelRows,
+                      acc_stride);
+        i += 2;
+      }
       for (; i < count; ++i)
         float_tile<1>(slice, rows + i, begin, elems, acc + i * acc_stride + p * kPanelRows,
                       acc_stride);

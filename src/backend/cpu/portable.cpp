@@ -33,6 +33,7 @@ inline void int8_block_values(const uint8_t* codes, Int8Block& out) {
 // clang-format off
 #include "backend/cpu/gelu_situ_rows.h"
 #include "backend/cpu/rows.h"
+#include "backend/cpu/float_block.h"
 #include "backend/cpu/float_small_batch.h"
 #include "backend/cpu/float_tile.h"
 // clang-format on

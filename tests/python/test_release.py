@@ -65,6 +65,7 @@ def tree(tmp_path, monkeypatch):
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "all")
     monkeypatch.setattr(release, "ROOT", folder)
+    monkeypatch.setattr(release, "SOURCE", tmp_path / "source")
     monkeypatch.setattr(release, "lint", lambda: None)
     monkeypatch.setattr(release, "validate", lambda bom: None)
     return folder
@@ -92,6 +93,11 @@ def test_two_folders_give_the_same_files_and_the_sums_hold(tree, tmp_path, monke
     assert (run(other) / "SHA256SUMS").read_text() != (first / "SHA256SUMS").read_text()
     with pytest.raises(release.Refused, match="expected an empty folder"):
         run(other)
+    shutil.rmtree(other / "dist")
+    release.SOURCE.mkdir()  # of a release that is under way, and that this one must leave as it is
+    with pytest.raises(release.Refused, match="expected no such folder"):
+        run(other)
+    assert release.SOURCE.is_dir()
 
 
 def test_refuses_what_is_no_release(tree, monkeypatch):

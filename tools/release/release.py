@@ -24,6 +24,8 @@ from pathlib import Path
 from sbom import make_sbom, validate
 
 ROOT = Path(__file__).resolve().parents[2]
+# The clone that is built. Its path is the same on every host, because nvcc puts a hash of it into the names of kernels.
+SOURCE = Path("/tmp/nvfp4-moe-release")
 # The commands of ./dev that make files of a release, and the files in dist/ that each must leave.
 STEPS = {
     "wheel": ("nvfp4_moe-*.tar.gz", "nvfp4_moe-*.whl"),
@@ -134,20 +136,30 @@ def release(version: str, out: Path, cpu: bool, rehearse: bool) -> None:
     lint()
     if out.exists() and any(out.iterdir()):
         raise Refused(f"{out}: expected an empty folder, or no such folder")
-    source = ROOT / "build/release/source"
-    shutil.rmtree(source, ignore_errors=True)
     os.umask(0o022)  # modes are part of archives
-    git("clone", "--quiet", "--no-local", str(ROOT), str(source))
+    try:
+        SOURCE.mkdir()
+    except FileExistsError:
+        raise Refused(f"{SOURCE}: expected no such folder; remove it unless another release is under way") from None
+    try:
+        make_release(version, out, cpu, notes)
+    finally:
+        shutil.rmtree(SOURCE)
+    print((out / "SHA256SUMS").read_text(), end="")
+
+
+def make_release(version: str, out: Path, cpu: bool, notes: str) -> None:
+    """Builds in SOURCE and writes the files of the release to out."""
+    git("clone", "--quiet", "--no-local", str(ROOT), str(SOURCE))
     commit, epoch = git("rev-parse", "HEAD"), int(git("log", "-1", "--format=%ct"))
     bom = make_sbom((ROOT / "THIRD_PARTY_NOTICES.txt").read_text(), version, commit, epoch, cuda=not cpu)
     validate(bom)
     out.mkdir(parents=True, exist_ok=True)
-    for path in make_artefacts(source, build_environment(source, epoch, cpu), cpu):
+    for path in make_artefacts(SOURCE, build_environment(SOURCE, epoch, cpu), cpu):
         shutil.copy(path, out)
     (out / f"nvfp4_moe-{version}.cdx.json").write_text(json.dumps(bom, indent=2) + "\n")
     (out / "RELEASE_NOTES.md").write_text(notes)
     (out / "SHA256SUMS").write_text(checksums(out))
-    print((out / "SHA256SUMS").read_text(), end="")
 
 
 def main() -> int:

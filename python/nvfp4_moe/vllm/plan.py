@@ -166,6 +166,11 @@ def _max_tokens(moe: Any) -> int:
     return _rank_tokens(moe) * max(1, int(parallel.dp_size)) * max(1, int(parallel.pcp_size))
 
 
+def _batch_invariant() -> bool:
+    """Returns whether the user wants the same bits in every batch."""
+    return os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
+
+
 def _routers_are_watched() -> bool:
     """Returns whether vLLM's routers must report the selected experts elsewhere, or may be overridden."""
     config = _current_config()
@@ -200,7 +205,7 @@ def _plan(layer: Any, name: str, chosen: Settings, form: Form, declared: Declare
     options = {**_sizes(moe, form), **_activation(layer, form)}
     if moe.has_bias:
         options["expert_biases"] = True
-    if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
+    if _batch_invariant():
         options["batch_invariant"] = True
     inner, multiple = options["intermediate_size"], BLOCK if form.mxfp4 else 16
     if why := why_slice_refused(inner, int(moe.moe_parallel_config.tp_size), multiple, "--enable-expert-parallel"):
@@ -266,8 +271,7 @@ def gates_are_own() -> bool:
     if not torch.cuda.is_available() or torch.version.hip is not None:
         return False
     chosen = settings()
-    batch_invariant = os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
-    return chosen.mode != "0" and chosen.router != "engine" and not batch_invariant and "gate" in internals.fitting
+    return chosen.mode != "0" and chosen.router != "engine" and not _batch_invariant() and "gate" in internals.fitting
 
 
 def pattern(prefix: str) -> str:

@@ -1,9 +1,9 @@
-"""Chooses the activation format of a layer from what its checkpoint declares. Used by every adapter."""
+"""Chooses the activation format of a layer from what its checkpoint declares. Shared by all engine adapters."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from . import Error, choose_activation_format, explain
@@ -12,6 +12,10 @@ NVFP4_ALGORITHMS = frozenset({"NVFP4", "W4A16_NVFP4"})
 # The activation formats that a checkpoint may declare, least precise first.
 _DECLARED = ("nvfp4", "int8_block", "fp8", "bf16")
 _OF_MODELOPT = {"NVFP4": "nvfp4", "W4A8_NVFP4_FP8": "fp8", "W4A8_MXFP4_FP8": "fp8"}  # others quantize weights only
+
+
+class Refused(Exception):
+    """The reason why the library does not take a layer, in one sentence. The engine runs such a layer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,17 +29,25 @@ class Declared:
     where: str
 
 
+# For layers whose checkpoint declares no activation format: the most precise one.
+WEIGHT_ONLY = Declared("bf16", "nothing is declared")
+
+
 def most_precise(declared: Iterable[Declared]) -> Declared:
     """Returns the most precise of the declarations of a layer's matrices, which is precise enough for all of them."""
     return max(declared, key=lambda one: _DECLARED.index(one.format))
+
+
+def plain(field: Any) -> Any:
+    """Returns an enum's value, or the field itself."""
+    return getattr(field, "value", field)
 
 
 def declared_by_arguments(inputs: Any, where: str) -> Declared:
     """Reads input_activations: compressed-tensors' QuantizationArgs, a dict of the same fields, or None."""
 
     def field(name: str) -> Any:
-        value = inputs.get(name) if isinstance(inputs, Mapping) else getattr(inputs, name, None)
-        return getattr(value, "value", value)
+        return plain(inputs.get(name) if isinstance(inputs, Mapping) else getattr(inputs, name, None))
 
     if inputs is None:
         return Declared("bf16", f"{where}: input_activations is null")
@@ -84,6 +96,35 @@ def mixture(kinds: Mapping[str, str], known: Collection[str]) -> str | None:
         first.setdefault(kind, name)
     listed = "; ".join(f"{name}: {kind}" for kind, name in first.items())
     return f"matrices in different formats, expected one: {listed}"
+
+
+def declared_by_algorithms(algorithms: Mapping[str, str]) -> Declared | Refused:
+    """Reads the result of modelopt_algorithms: what is declared, or why the matrices' formats cannot run."""
+    if why := mixture(algorithms, NVFP4_ALGORITHMS):
+        return Refused(why)
+    return most_precise(declared_by_modelopt(one) for one in algorithms.values())
+
+
+def declared_by_schemes(
+    schemes: Mapping[str, Mapping[str, Any]], is_nvfp4: Callable[[Any], bool]
+) -> Declared | Refused | None:
+    """Reads compressed-tensors' schemes, by the names of a layer's matrices. Returns None if no matrix is NVFP4.
+
+    Otherwise returns what is declared, or why the matrices' formats cannot run. is_nvfp4 judges a scheme's weights.
+    """
+
+    def kind(weights: Any) -> str:
+        if weights is None:
+            return "not quantized"
+        return "NVFP4" if is_nvfp4(weights) else f"{weights.num_bits} bits, {plain(weights.type)}"
+
+    kinds = {name: kind(scheme.get("weights")) for name, scheme in schemes.items()}
+    if "NVFP4" not in kinds.values():
+        return None
+    if why := mixture(kinds, {"NVFP4"}):
+        return Refused(why)
+    inputs = {name.rpartition(".")[2]: scheme.get("input_activations") for name, scheme in schemes.items()}
+    return most_precise(declared_by_arguments(given, name) for name, given in inputs.items())
 
 
 def choose_activations(

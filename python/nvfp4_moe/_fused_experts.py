@@ -5,14 +5,16 @@ _fused_parameters.py describes the parameters. Needs torch.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import Error, Exchange, InvalidArgument, explain
+from . import Error, Exchange, InvalidArgument, Unsupported, explain
+from ._declared import Declared, Refused, choose_activations
 from ._fused_parameters import FusedParameters
 from ._settings import Settings
 from .config import MoeConfig
@@ -34,6 +36,24 @@ def named(error: Error, name: str) -> Error:
     return renamed
 
 
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Puts a layer's name before the message of an error that the block raises."""
+    try:
+        yield
+    except Error as error:
+        raise named(error, name) from error
+
+
+def device_name(device: torch.device) -> str:
+    """Returns the library's name of a torch device. Raises Unsupported if the library has no kernels for it."""
+    if device.type == "cuda":
+        return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+    if device.type == "cpu":
+        return "cpu"
+    raise Unsupported(f"device: expected cpu or cuda, got {device}")
+
+
 def why_refused(options: Mapping[str, Any], device: str, settings: Settings) -> str | None:
     """Returns why a layer with these options (fields of MoeConfig) is not taken on a device, or None if it is.
 
@@ -51,6 +71,24 @@ def why_refused(options: Mapping[str, Any], device: str, settings: Settings) -> 
         kernels = LEFT_TO_ENGINES[chosen]
         return f"{device} would run {kernels}, and the engine has its own; NVFP4_MOE_MODE=1 takes the layer"
     return None
+
+
+def with_activations(
+    options: Mapping[str, Any], device: torch.device, settings: Settings, declared: Declared
+) -> tuple[dict[str, Any], str]:
+    """Returns a layer's options with their activation_format, and that format and its reason for the log.
+
+    Raises Refused if the layer is not taken.
+    """
+    try:
+        where = device_name(device)
+    except Unsupported as error:
+        raise Refused(str(error)) from None
+    chosen, because = choose_activations(options, where, settings.activation_format, declared)
+    options = {**options, "activation_format": chosen}
+    if why := why_refused(options, where, settings):
+        raise Refused(why)
+    return options, f"{chosen}, because {because}"
 
 
 def why_slice_refused(slice_size: int, ranks: int, multiple: int, option: str) -> str | None:
@@ -124,40 +162,6 @@ class Placement:
         return self.lookup[topk_ids.clamp(-1, self.num_experts).long()].to(topk_ids.dtype)
 
 
-# ---- engines' scales
-
-
-def reciprocal(global_scale: Tensor) -> Tensor:
-    """Converts compressed-tensors' global scales to tensor scales: fl32(1/double(global)), as for a checkpoint."""
-    return (1.0 / global_scale.double()).float()
-
-
-def mark_missing(tensor: Tensor) -> None:
-    """Fills scales and biases with NaN, so that a value that no file provides becomes an error."""
-    if tensor.dtype == torch.float8_e4m3fn:
-        tensor.view(torch.uint8).fill_(0x7F)
-    elif tensor.dtype == torch.uint8:  # E8M0
-        tensor.fill_(0xFF)
-    else:
-        tensor.fill_(float("nan"))
-
-
-def make_legal(scale: Tensor) -> None:
-    """Makes scales of random weights (load_format=dummy) legal, in place. Keeps magnitudes; NaN and 0 become 1.
-
-    Only for dummy weights. An illegal scale in a checkpoint remains an error.
-    """
-    if scale.dtype == torch.float8_e4m3fn:
-        bits = scale.view(torch.uint8)
-        bits.bitwise_and_(0x7F)
-        bits.masked_fill_((bits == 0x7F) | (bits == 0), 0x38)  # 1.0
-    elif scale.is_floating_point():
-        scale.abs_()
-        scale.masked_fill_(~torch.isfinite(scale) | (scale == 0), 1.0)
-    else:  # E8M0 bytes
-        scale.masked_fill_(scale == 0xFF, 127)
-
-
 # ---- the layer
 
 
@@ -218,11 +222,6 @@ class FusedExperts:
         return int(self.layer.describe()["packed_bytes"])
 
 
-def layer_device(tensor: Tensor) -> str:
-    """Returns a tensor's device in the library's form."""
-    return "cpu" if tensor.device.type == "cpu" else f"cuda:{tensor.device.index or 0}"
-
-
 def clamped(activation: str, swiglu_limit: float | None) -> str:
     """Returns "swiglu_clamped" for a plain SwiGLU with a limit, else the activation."""
     return "swiglu_clamped" if activation == "swiglu" and swiglu_limit is not None else activation
@@ -232,10 +231,7 @@ def open_fused(
     parameters: FusedParameters,
     *,
     placement: Placement,
-    top_k: int,
     max_tokens: int,
-    activation: str = "swiglu",
-    swiglu_limit: float | None = None,
     input_scale: Any = None,
     over_ranks: OverRanks | None = None,
     **options: Any,
@@ -243,19 +239,16 @@ def open_fused(
     """Opens a MoeLayer from fused parameters, which may be freed on return. The layer is not warmed up.
 
     With over_ranks, opening is collective, and its max_tokens and experts replace max_tokens and placement's experts.
-    activation, swiglu_limit and options are fields of MoeConfig; a limit turns "swiglu" into "swiglu_clamped". Set
-    expert_biases if the parameters have biases. Raises what MoeLayer.from_tensors raises.
+    options are fields of MoeConfig; a limit turns "swiglu" into "swiglu_clamped". The sizes among them are replaced by
+    the parameters', which an engine may have padded. Set expert_biases if the parameters have biases. Raises what
+    MoeLayer.from_tensors raises.
     """
     stacks, rounded = parameters.stacks()
-    config = MoeConfig(
-        num_experts=placement.num_experts,
-        top_k=top_k,
-        hidden_size=2 * parameters.w13.shape[2],
-        intermediate_size=parameters.inner_size(),
-        activation=clamped(activation, swiglu_limit),
-        swiglu_limit=swiglu_limit,
-        **options,
-    )
+    options["num_experts"] = placement.num_experts
+    options["hidden_size"] = 2 * parameters.w13.shape[2]
+    options["intermediate_size"] = parameters.inner_size()
+    options["activation"] = clamped(options.get("activation", "swiglu"), options.get("swiglu_limit"))
+    config = MoeConfig(**options)
     where: dict[str, Any] = {"first_expert": placement.first_expert, "max_tokens": max_tokens}
     if over_ranks is not None:
         placement = Placement(placement.num_experts)
@@ -273,10 +266,24 @@ def open_fused(
         down=stacks["down"],
         biases=parameters.biases(),
         input_scale=input_scale,
-        device=layer_device(parameters.w13),
+        device=device_name(parameters.w13.device),
         **where,
     )
     return FusedExperts(layer, placement, rounded, over_ranks is not None)
+
+
+def run_in_parts(run: Callable[..., Tensor], most: int, *rows: Tensor) -> Tensor:
+    """Returns run(*rows). More than `most` rows run in parts, with the same bits as batches of those sizes."""
+    count = rows[0].shape[0]
+    if count <= most:
+        return run(*rows)
+    first = run(*(tensor[:most] for tensor in rows))
+    out = first.new_empty((count, *first.shape[1:]))
+    out[:most] = first
+    for begin in range(most, count, most):
+        end = min(begin + most, count)
+        out[begin:end] = run(*(tensor[begin:end] for tensor in rows))
+    return out
 
 
 def replace_fused(experts: FusedExperts, parameters: FusedParameters) -> FusedExperts:

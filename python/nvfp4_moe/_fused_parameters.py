@@ -16,12 +16,96 @@ tensors of any float dtype: w13_bias (E_local, 2I), in the order of w13's rows, 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import InvalidArgument, Unsupported
-from ._mxfp4 import as_bytes, cast_mxfp4
+from ._mxfp4 import BLOCK, as_bytes, cast_mxfp4
+
+# ---- scales
+
+
+def reciprocal(global_scale: Tensor) -> Tensor:
+    """Converts compressed-tensors' global scales to tensor scales: fl32(1/double(global)), as for a checkpoint."""
+    return (1.0 / global_scale.double()).float()
+
+
+def mark_missing(tensor: Tensor) -> None:
+    """Fills scales and biases with NaN, so that a value that no file provides becomes an error."""
+    if tensor.dtype == torch.float8_e4m3fn:
+        tensor.view(torch.uint8).fill_(0x7F)
+    elif tensor.dtype == torch.uint8:  # E8M0
+        tensor.fill_(0xFF)
+    else:
+        tensor.fill_(float("nan"))
+
+
+def make_legal(scale: Tensor) -> None:
+    """Makes scales of random weights (load_format=dummy) legal, in place. Keeps magnitudes; NaN and 0 become 1.
+
+    Only for dummy weights. An illegal scale in a checkpoint remains an error.
+    """
+    if scale.dtype == torch.float8_e4m3fn:
+        bits = scale.view(torch.uint8)
+        bits.bitwise_and_(0x7F)
+        bits.masked_fill_((bits == 0x7F) | (bits == 0), 0x38)  # 1.0
+    elif scale.is_floating_point():
+        scale.abs_()
+        scale.masked_fill_(~torch.isfinite(scale) | (scale == 0), 1.0)
+    else:  # E8M0 bytes
+        scale.masked_fill_(scale == 0xFF, 127)
+
+
+# ---- an engine's layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """The parameters that an engine has for a checkpoint format. Each name follows "w13_" or "w2_".
+
+    Attributes:
+        weight, bias: The names of codes and biases. Scales are always weight_scale.
+        tensor_scale: The name of the tensor scales; "" if there are none.
+        reciprocal: The tensor scales are stored as 1/s.
+        mxfp4: E8M0 scales of 32 elements each. Only in these formats engines have parameters for biases.
+        interleaved: Rows of gate and up alternate.
+    """
+
+    weight: str = "weight"
+    tensor_scale: str = "weight_scale_2"
+    bias: str = "bias"
+    reciprocal: bool = False
+    mxfp4: bool = False
+    interleaved: bool = False
+
+
+def gate_and_up(stack: Tensor, gated: bool, interleaved: bool) -> tuple[Tensor | None, Tensor]:
+    """Splits gemm1's weights, scales or biases (E, 2I, ...) into gate and up, as views (E, I, ...).
+
+    They are stored one after the other or in alternating rows. Without a gate all rows (E, I, ...) are up's.
+    """
+    if not gated:
+        return None, stack
+    if interleaved:
+        return stack[:, 0::2], stack[:, 1::2]
+    gate, up = stack.chunk(2, 1)
+    return gate, up
+
+
+def empty_parameters(parameters: Iterable[Tensor]) -> None:
+    """Frees packed parameters. Their names stay in the layer's state, so that a reload finds what it expects."""
+    on_gpu = False
+    for parameter in parameters:
+        shape = (0,) if parameter.ndim == 1 else (parameter.shape[0], 0, 0)[: parameter.ndim]
+        parameter.data = parameter.data.new_empty(shape)
+        on_gpu = on_gpu or parameter.is_cuda
+    if on_gpu:
+        # The library cannot use memory of freed parameters that torch still caches. Without this a model of half the
+        # GPU's size would have no room for its packed layers.
+        torch.cuda.empty_cache()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +135,36 @@ class FusedParameters:
     w13_bias: Tensor | None = None
     w2_bias: Tensor | None = None
 
+    @classmethod
+    def of_layer(
+        cls, layer: Any, form: Form, options: Mapping[str, Any], intermediate_size: int | None = None
+    ) -> FusedParameters:
+        """Reads an engine's layer, whose options are fields of MoeConfig."""
+
+        def of(matrix: str) -> dict[str, Tensor | None]:
+            def read(name: str) -> Tensor:
+                tensor: Tensor = getattr(layer, f"{matrix}_{name}").data
+                return tensor
+
+            tensor_scale = read(form.tensor_scale) if form.tensor_scale else None
+            if tensor_scale is not None and form.reciprocal:
+                tensor_scale = reciprocal(tensor_scale)
+            return {
+                matrix: read(form.weight),
+                f"{matrix}_scale": read("weight_scale"),
+                f"{matrix}_tensor_scale": tensor_scale,
+                f"{matrix}_bias": read(form.bias) if options.get("expert_biases") else None,
+            }
+
+        made: Any = {**of("w13"), **of("w2"), "mxfp4": form.mxfp4, "interleaved": form.interleaved}
+        return cls(**made, intermediate_size=intermediate_size, gated=options["activation"] != "relu2")
+
+    def make_scales_legal(self) -> None:
+        """Makes the scales of random weights (load_format=dummy) legal, in place."""
+        for scale in (self.w13_scale, self.w2_scale, self.w13_tensor_scale, self.w2_tensor_scale):
+            if scale is not None:
+                make_legal(scale)
+
     def inner_size(self) -> int:
         """Returns the intermediate size without padding. Raises ValueError if the shapes do not fit together."""
         experts, rows, _ = self.w13.shape
@@ -66,29 +180,27 @@ class FusedParameters:
             raise InvalidArgument(f"intermediate_size: expected a multiple of 16 from 16 to {padded}, got {inner}")
         if self.w2.shape[2] < inner // 2:
             raise InvalidArgument(f"w2: expected at least {inner // 2} bytes a row, got {self.w2.shape[2]}")
-        if self.mxfp4 and inner % 32 != 0:
+        if self.mxfp4 and inner % BLOCK != 0:
             raise Unsupported(
-                "MXFP4 experts: expected a rank's slice of the intermediate dimension in whole blocks of 32, "
+                f"MXFP4 experts: expected a rank's slice of the intermediate dimension in whole blocks of {BLOCK}, "
                 f"got {inner}"
             )
         return inner
 
     def _rows_of(self, name: str, tensor: Tensor) -> Tensor:
         """Returns gate's or up's rows of w13, its scales or bias (E, rows, ...), as a view (E, inner_size(), ...)."""
-        inner = self.inner_size()
-        if not self.gated:
-            return tensor[:, :inner]
-        if self.interleaved:
-            return tensor[:, 0 if name == "gate" else 1 :: 2][:, :inner]
-        first = tensor.shape[1] // 2 if (name == "up") != self.up_first else 0
-        return tensor[:, first : first + inner]
+        gate, up = gate_and_up(tensor, self.gated, self.interleaved)
+        if self.up_first and gate is not None:
+            gate, up = up, gate
+        rows = gate if name == "gate" and gate is not None else up
+        return rows[:, : self.inner_size()]
 
     def zero_padding(self, filled: int) -> None:
         """Zeros the engine's padding in place: rows of gate and up, and columns of w2, from `filled` on.
 
         After a reload the padding is uninitialized memory, and MXFP4's whole blocks would include it.
         """
-        inner, block = self.inner_size(), 32 if self.mxfp4 else 16
+        inner, block = self.inner_size(), BLOCK if self.mxfp4 else 16
         if filled >= inner:
             return
         for name in ("gate", "up") if self.gated else ("up",):
@@ -105,7 +217,7 @@ class FusedParameters:
         They are views unless the weights are cast. Raises ValueError, Unsupported.
         """
         experts, inner = self.w13.shape[0], self.inner_size()
-        columns = inner // (32 if self.mxfp4 else 16)
+        columns = inner // (BLOCK if self.mxfp4 else 16)
         matrices = {
             name: (self._rows_of(name, as_bytes(self.w13)), self._rows_of(name, as_bytes(self.w13_scale)))
             for name in (("gate", "up") if self.gated else ("up",))

@@ -7,11 +7,17 @@ from torch import Tensor
 
 from . import InvalidArgument
 
+BLOCK = 32  # elements that share a scale
 _TOP, _BOTTOM = 8, -9  # exponents of E4M3's largest and smallest power of two
 _E8M0_BIAS = 127
 # Midpoints between the magnitudes. A value on a midpoint rounds to the even code.
 _MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def padded_to_blocks(size: int) -> int:
+    """Rounds a rank's intermediate size up to whole blocks."""
+    return -(-size // BLOCK) * BLOCK
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

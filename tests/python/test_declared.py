@@ -1,10 +1,11 @@
-"""Activation formats from what checkpoints declare, as used by the adapters of all engines."""
+"""Activation formats from what checkpoints declare, and users' settings, as used by the adapters of all engines."""
 
 import types
 
 import nvfp4_moe
 import pytest
 from nvfp4_moe import _declared
+from nvfp4_moe import _settings as settings
 from nvfp4_moe._declared import Declared, choose_activations, declared_by_arguments, declared_by_modelopt, most_precise
 
 SIZES = {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 32}
@@ -95,3 +96,45 @@ def test_quantized_layers_are_read_matrix_by_matrix_and_the_most_precise_counts(
     assert _declared.mixture({"a": "NVFP4", "b": "W4A16_NVFP4"}, known) is None
     said = _declared.mixture({"a": "NVFP4", "b": "NVFP4", "c": "FP8"}, known)
     assert said == "matrices in different formats, expected one: a: NVFP4; c: FP8"
+
+
+def test_a_layer_of_matrices_in_several_formats_is_refused_with_the_formats():
+    found = _declared.declared_by_algorithms({"a": "NVFP4", "b": "W4A16_NVFP4"})
+    assert found == Declared("bf16", "quant_algo W4A16_NVFP4")
+    refused = _declared.declared_by_algorithms({"a": "NVFP4", "b": "FP8"})
+    assert isinstance(refused, _declared.Refused) and str(refused).endswith("expected one: a: NVFP4; b: FP8")
+
+    def by_schemes(**schemes):
+        named = {f"experts.0.{name}": scheme for name, scheme in schemes.items()}
+        return _declared.declared_by_schemes(named, lambda weights: weights.num_bits == 4)
+
+    four, eight = types.SimpleNamespace(num_bits=4), types.SimpleNamespace(num_bits=8, type="float")
+    nvfp4 = {"weights": four, "input_activations": FP4}
+    assert by_schemes(up=nvfp4, down=nvfp4) == Declared("nvfp4", "up: input_activations of 4 bits, float")
+    assert by_schemes(up=nvfp4, down={"weights": four}).format == "bf16", "the most precise one"
+    assert by_schemes(up={}, down={"weights": eight}) is None
+    refused = by_schemes(up=nvfp4, gate={"weights": eight}, down={})
+    assert isinstance(refused, _declared.Refused)
+    words = "experts.0.up: NVFP4; experts.0.gate: 8 bits, float; experts.0.down: not quantized"
+    assert str(refused).endswith(words)
+
+
+def test_settings_come_from_the_engine_s_configuration_then_the_environment():
+    assert settings.read_settings({}, {}) == settings.Settings("auto", "auto", "auto", "auto")
+    environ = {"NVFP4_MOE_MODE": "1", "NVFP4_MOE_ACTIVATIONS": "nvfp4", "NVFP4_MOE_EXCHANGE": "peers"}
+    assert settings.read_settings(None, environ) == settings.Settings("1", "nvfp4", exchange="peers")
+    given = {"mode": 0, "activations": "bf16", "exchange": "engine"}
+    assert settings.read_settings(given, environ) == settings.Settings("0", "bf16", exchange="engine")
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "message"),
+    [
+        ({}, {"NVFP4_MOE_MODE": "yes"}, "NVFP4_MOE_MODE: expected one of 0, auto, 1, got 'yes'"),
+        ({}, {"NVFP4_MOE": "0"}, "NVFP4_MOE: expected NVFP4_MOE_MODE, its new name, got NVFP4_MOE=0"),
+        ({"activation": "bf16"}, {}, "expected the keys mode, activations, router and exchange, got activation"),
+    ],
+)
+def test_settings_that_mean_nothing_are_named(given, environ, message):
+    with pytest.raises(nvfp4_moe.InvalidArgument, match=message):
+        settings.read_settings(given, environ)

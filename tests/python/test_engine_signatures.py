@@ -162,6 +162,47 @@ def test_the_record_is_of_the_adapters_table_and_releases(name):
         assert any(script.supported(version, [release]) for version in found["releases"]), release
 
 
+@pytest.mark.parametrize(
+    ("version", "found", "is_recorded", "said"),
+    [
+        ("1.2.3", {}, False, []),
+        ("1.3.0", {}, True, ["vllm 1.3.0: fits, but python/nvfp4_moe/vllm/internals.py does not list it in RELEASES"]),
+        ("1.3.0", {"core": ["a:B moved", "a:C moved"]}, False, ["core: a:B moved", "core: a:C moved"]),
+        ("1.2.0", {"gate": ["a:B moved"]}, True, ["gate: a:B moved"]),
+        ("1.1.0", {"core": ["a:B moved"]}, True, []),
+    ],
+)
+def test_what_moved_and_releases_that_no_list_has_are_reported(version, found, is_recorded, said):
+    lines = script.objections("vllm", version, found, ("1.2",), is_recorded)
+    assert len(lines) == len(said)
+    for line, words in zip(lines, said, strict=True):
+        assert line.startswith(f"vllm {version}: ") and line.endswith(words)
+
+
+def test_only_releases_that_the_record_lacks_are_read(tmp_path, monkeypatch, capsys):
+    newest, read = list(RECORD["sglang"]["releases"])[-1], []
+    record = json.loads(json.dumps(RECORD))
+    del record["sglang"]["releases"][newest]
+    for name, text in (("RECORD", json.dumps(record)), ("PAGE", "")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(script, name, tmp_path / name)
+    monkeypatch.setattr(script, "versions", lambda engine: list(RECORD[engine]["releases"]))
+
+    def read_wheel(engine, version, required, signatures):
+        read.append((engine, version))
+        return RECORD[engine]["releases"][version] if len(read) == 1 else {"core": ["a:B moved"]}
+
+    monkeypatch.setattr(script, "read_wheel", read_wheel)
+    monkeypatch.setattr("sys.argv", ["check", "sglang", "transformers"])
+    assert script.main() == 0 and read == [("sglang", newest)]
+    assert json.loads(script.RECORD.read_text()) == RECORD and script.PAGE.read_text() == script.render(RECORD)
+    monkeypatch.setattr("sys.argv", ["check", "sglang", "--all", "--since", newest])
+    assert script.main() == 1
+    assert (
+        f"sglang {newest}: does not fit python/nvfp4_moe/sglang/required.py: core: a:B moved" in capsys.readouterr().out
+    )
+
+
 # ---- the report
 
 

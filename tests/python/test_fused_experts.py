@@ -14,7 +14,9 @@ pytest.importorskip("safetensors")
 import nvfp4_moe as nv  # noqa: E402
 from fused_layers import INNER, E, H, K, inputs, layers, opened, parameters, run  # noqa: E402
 from nvfp4_moe import _fused_experts as fused  # noqa: E402
+from nvfp4_moe import _fused_parameters as as_read  # noqa: E402
 from nvfp4_moe import _settings as settings  # noqa: E402
+from nvfp4_moe._declared import Declared, Refused  # noqa: E402
 from nvfp4_moe._fused_parameters import FusedParameters  # noqa: E402
 from nvfp4_moe._load_log import LoadLog  # noqa: E402
 from safetensors.numpy import save_file  # noqa: E402
@@ -122,19 +124,39 @@ def test_a_checkpoint_s_illegal_scale_is_an_error_and_a_dummy_s_is_made_legal():
     floats = torch.tensor([0.0, -0.0, -3.0, float("nan"), float("-inf"), 2.0])
     fp8, powers = every.clone().view(torch.float8_e4m3fn), every.clone()
     for dummy in (given["w13_scale"], fp8, floats, powers):
-        fused.make_legal(dummy)
+        as_read.make_legal(dummy)
     assert torch.isfinite(run(opened(given), *inputs())).all()
     assert torch.isfinite(fp8.float()).all() and (fp8.float() > 0).all()
     assert floats.tolist() == [1, 1, 3, 1, 1, 2]
     assert powers.tolist() == [*range(255), 127]
-    fused.mark_missing(powers)  # E8M0 of a checkpoint without this scale
+    as_read.mark_missing(powers)  # E8M0 of a checkpoint without this scale
     assert (powers == 0xFF).all()
 
 
 def test_reciprocals_are_those_of_a_checkpoint():
     values = torch.tensor([3.0, 448.0, 1e-3, 7777.7], dtype=torch.float32)
     expected = (1.0 / values.numpy().astype(np.float64)).astype(np.float32)
-    assert np.array_equal(fused.reciprocal(values).numpy(), expected)
+    assert np.array_equal(as_read.reciprocal(values).numpy(), expected)
+
+
+def test_an_engine_s_layer_is_read_by_the_names_of_its_form():
+    given, expected, layer = parameters(), parameters(), torch.nn.Module()
+    for matrix in ("w13", "w2"):
+        of_all = 1.0 / given[f"{matrix}_tensor_scale"]
+        expected[f"{matrix}_tensor_scale"] = as_read.reciprocal(of_all)
+        held = {"packed": given[matrix], "weight_scale": given[f"{matrix}_scale"], "scale_of_all": of_all}
+        for name, tensor in held.items():
+            layer.register_parameter(f"{matrix}_{name}", torch.nn.Parameter(tensor, requires_grad=False))
+    form, options = as_read.Form("packed", "scale_of_all", reciprocal=True), {"activation": "swiglu", "top_k": K}
+    read = FusedParameters.of_layer(layer, form, options)
+    experts = fused.open_fused(read, placement=fused.Placement(E), max_tokens=32, activation_format="bf16", **options)
+    assert torch.equal(run(experts, *inputs()), run(opened(expected), *inputs()))
+    layer.w13_scale_of_all.data[1], layer.w2_scale_of_all.data[1] = -2.0, 0.0
+    dummy = FusedParameters.of_layer(layer, form, options)
+    dummy.make_scales_legal()  # after the reciprocals, which may be infinite
+    assert dummy.w13_tensor_scale[1].tolist() == [0.5, 0.5] and dummy.w2_tensor_scale[1] == 1
+    as_read.empty_parameters(layer.parameters())
+    assert {tuple(tensor.shape) for tensor in layer.parameters()} == {(E, 0, 0), (E, 0), (0,)}
 
 
 def test_new_weights_go_into_the_layer_that_is_there():
@@ -323,28 +345,7 @@ def test_biases_that_are_wrong_are_an_error(change, options, words):
         opened(parameters() | biases() | change, **options, **OAI)
 
 
-# ---- settings, refusals, log lines of a load
-
-
-def test_settings_come_from_the_engine_s_configuration_then_the_environment():
-    assert settings.read_settings({}, {}) == settings.Settings("auto", "auto", "auto", "auto")
-    environ = {"NVFP4_MOE_MODE": "1", "NVFP4_MOE_ACTIVATIONS": "nvfp4", "NVFP4_MOE_EXCHANGE": "peers"}
-    assert settings.read_settings(None, environ) == settings.Settings("1", "nvfp4", exchange="peers")
-    given = {"mode": 0, "activations": "bf16", "exchange": "engine"}
-    assert settings.read_settings(given, environ) == settings.Settings("0", "bf16", exchange="engine")
-
-
-@pytest.mark.parametrize(
-    ("given", "environ", "message"),
-    [
-        ({}, {"NVFP4_MOE_MODE": "yes"}, "NVFP4_MOE_MODE: expected one of 0, auto, 1, got 'yes'"),
-        ({}, {"NVFP4_MOE": "0"}, "NVFP4_MOE: expected NVFP4_MOE_MODE, its new name, got NVFP4_MOE=0"),
-        ({"activation": "bf16"}, {}, "expected the keys mode, activations, router and exchange, got activation"),
-    ],
-)
-def test_settings_that_mean_nothing_are_named(given, environ, message):
-    with pytest.raises(nv.InvalidArgument, match=message):
-        settings.read_settings(given, environ)
+# ---- refusals, log lines of a load
 
 
 def test_why_a_layer_or_a_slice_is_refused(monkeypatch):
@@ -357,6 +358,12 @@ def test_why_a_layer_or_a_slice_is_refused(monkeypatch):
     )
     assert fused.why_slice_refused(64, 2, 16, "") is None
     assert fused.why_slice_refused(56, 1, 16, "") is None, "with one rank there is no slice"
+    declared, cpu = Declared("bf16", "w"), torch.device("cpu")
+    options, said = fused.with_activations(sizes, cpu, settings.Settings(activation_format="nvfp4"), declared)
+    assert options == sizes | {"activation_format": "nvfp4"} and said.startswith("nvfp4, because it was asked for")
+    for other, device, words in ((sizes | {"top_k": 9}, cpu, "top_k"), (sizes, torch.device("meta"), "got meta")):
+        with pytest.raises(Refused, match=words):
+            fused.with_activations(other, device, settings.Settings(), declared)
     # The kernels of LEFT_TO_ENGINES are used only if the user insists.
     monkeypatch.setattr(fused, "explain", lambda options, device: [{"chosen": True, "backend": device}])
     auto, one = (

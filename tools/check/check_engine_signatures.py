@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Checks which releases of vLLM and SGLang the adapters support, by comparing wheels' source with the adapters' tables.
+"""Checks which releases of the engines the adapters support, by comparing wheels' source with the adapters' tables.
 
-Writes the record of the releases and the page made from it. Each wheel (30 to 550 MB) is downloaded by pip, parsed
-without importing or running it, and deleted, one at a time.
+Writes the record of the releases and the page made from it. Each wheel (10 to 550 MB) is downloaded by pip, parsed
+without importing or running it, and deleted, one at a time. Releases that the record has for the same table are not
+read again. Exits with 1, and names what moved, if a release does not fit or fits contrary to the adapter's RELEASES.
 
-usage: check_engine_signatures.py [vllm] [sglang] [--since VERSION] [--folder DIR] [--table ENGINE=FILE]
-  --folder: unpacked wheels, DIR/NAME-VERSION/, instead of downloads. --table: an adapter's requirements from another
-  tree.
+usage: check_engine_signatures.py [vllm] [sglang] [transformers] [--all] [--since VERSION] [--folder DIR]
+                                  [--table ENGINE=FILE]
+  --all: reads every release again. --folder: unpacked wheels, DIR/NAME-VERSION/, instead of downloads. --table: an
+  adapter's requirements from another tree.
 """
 
 import argparse
@@ -24,9 +26,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python/nvfp4_moe"
 RECORD = ROOT / "docs/engines-compatibility.json"
 PAGE = ROOT / "docs/reference/engines-compatibility.md"
-# The file with REQUIRED and RELEASES, and the first release to check: the one before the first that fits.
-ENGINES = {"vllm": ("vllm/internals.py", "0.24.0"), "sglang": ("sglang/required.py", "0.5.18")}
-TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
+# The file with REQUIRED and RELEASES, and the first release to check: the one before the first that fits, or of
+# transformers, whose older releases fit without having been run, the first that was run.
+ENGINES = {
+    "vllm": ("vllm/internals.py", "0.24.0"),
+    "sglang": ("sglang/required.py", "0.5.18"),
+    "transformers": ("transformers/requirements.py", "5.16.0"),
+}
+TITLES = {"vllm": "vLLM", "sglang": "SGLang", "transformers": "transformers"}
 
 
 def load(path):
@@ -78,6 +85,16 @@ def supported(version, releases):
     return any(version == release or version.startswith(release + ".") for release in releases)
 
 
+def objections(engine, version, found, releases, is_recorded):
+    """Returns one line for each reason why a maintainer has to act on a release."""
+    name, file = f"{engine} {version}", f"python/nvfp4_moe/{ENGINES[engine][0]}"
+    if not found:
+        return [] if supported(version, releases) else [f"{name}: fits, but {file} does not list it in RELEASES"]
+    if is_recorded and not supported(version, releases):
+        return []
+    return [f"{name}: does not fit {file}: {group}: {why}" for group, whys in found.items() for why in whys]
+
+
 def render(record):
     """Makes the page from a record."""
     lines = [
@@ -87,7 +104,8 @@ def render(record):
         "it with what the adapter calls, overrides and reads: the adapter's own table, which it checks again",
         "when an engine loads it. A release that fits has every member with the parameters that are relied",
         "on; what ran is in the adapter's page. Of a group that does not fit the engine keeps the layers, of",
-        "`core` all. A newer release than those below is judged by the same table when it is loaded.",
+        "`core` all; transformers' adapter is then an ImportError. A newer release than those below is",
+        "judged by the same table when it is loaded.",
     ]
     for engine, found in record.items():
         lines += ["", f"## {TITLES[engine]}", "", "| release | |", "|---|---|"]
@@ -101,23 +119,28 @@ def render(record):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engines", nargs="*", help="vllm, sglang; all by default")
+    parser.add_argument("engines", nargs="*", help=f"{', '.join(ENGINES)}; all by default")
+    parser.add_argument("--all", action="store_true", help="read releases again that the record has")
     parser.add_argument("--since", help="the first release to read")
     parser.add_argument("--folder", type=pathlib.Path, help="unpacked wheels, NAME-VERSION each")
     parser.add_argument("--table", action="append", default=[], help="ENGINE=FILE: requirements from another file")
     args = parser.parse_args()
     unknown = [name for name in args.engines if name not in ENGINES]
     if unknown:
-        parser.error(f"expected vllm or sglang, got {unknown[0]}")
+        parser.error(f"expected {', '.join(ENGINES)}, got {unknown[0]}")
     tables = {name: load(pathlib.Path(file)) for name, _, file in (given.partition("=") for given in args.table)}
     signatures = load(PACKAGE / "_signatures.py")
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    failed = False
+    failed = []
     for engine in args.engines or ENGINES:
         adapter = tables.get(engine) or table(engine)
         if adapter is None:
             print(f"{engine}: this tree has no {ENGINES[engine][0]}: skipped")
             continue
+        before = record.get(engine, {"table": "", "releases": {}})
+        recorded = before["releases"]
+        read_all = args.all or args.folder or before["table"] != digest(adapter.REQUIRED)
+        kept = {} if read_all else recorded
         since = key(args.since or ENGINES[engine][1])
         if args.folder:
             names = [folder.name.removeprefix(engine + "-") for folder in args.folder.glob(engine + "-*")]
@@ -125,17 +148,18 @@ def main():
             names = versions(engine)
         releases = {}
         for version in sorted((name for name in names if key(name) >= since), key=key):
-            if args.folder:
+            if version in kept:
+                found = kept[version]
+            elif args.folder:
                 read = signatures.folder_reader(args.folder / f"{engine}-{version}")
-                releases[version] = signatures.misfits_in(read, adapter.REQUIRED)
+                found = signatures.misfits_in(read, adapter.REQUIRED)
             else:
-                releases[version] = read_wheel(engine, version, adapter.REQUIRED, signatures)
-            found = releases[version]
+                found = read_wheel(engine, version, adapter.REQUIRED, signatures)
+            releases[version] = found
             print(f"{engine} {version}: {'fits' if not found else found}", flush=True)
-            if supported(version, adapter.RELEASES) != (not found):
-                print(f"{engine} {version}: RELEASES of the adapter says otherwise")
-                failed = True
+            failed += objections(engine, version, found, adapter.RELEASES, version in recorded)
         record[engine] = {"table": digest(adapter.REQUIRED), "releases": releases}
+    print("\n".join(failed), end="\n" if failed else "")
     record = {engine: record[engine] for engine in ENGINES if engine in record}
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
     PAGE.write_text(render(record))

@@ -6,21 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import Unsupported
-from .._declared import Declared, declared_by_arguments, mixture, most_precise
+from .._declared import Declared, Refused, declared_by_schemes, plain
 from .._settings import Settings
 from . import internals
-from .experts import COMPRESSED_W4A4, COMPRESSED_W4A16, Experts
+from .experts import COMPRESSED_W4A4, COMPRESSED_W4A16, Experts, Format
 from .hooks import output_scale
-from .refusals import Refused, activations_of, check_loading, is_first_rank, layer_options, refuse
+from .refusals import check_loading, is_first_rank, layer_options, refuse
 from .refusals import layer_name as name_of
 from .runner import BACKEND, NvFp4MoeQuantInfo, make_runner
 
 TARGET = "sglang.srt.layers.quantization.compressed_tensors.compressed_tensors.CompressedTensorsConfig.get_moe_scheme"
-
-
-def _value(field: Any) -> Any:
-    """Returns an enum's value, or the field itself."""
-    return getattr(field, "value", field)
 
 
 def _is_nvfp4(arguments: Any) -> bool:
@@ -28,39 +23,25 @@ def _is_nvfp4(arguments: Any) -> bool:
     return (
         arguments is not None
         and arguments.num_bits == 4
-        and _value(arguments.type) == "float"
-        and _value(arguments.strategy) == "tensor_group"
+        and plain(arguments.type) == "float"
+        and plain(arguments.strategy) == "tensor_group"
         and arguments.group_size == 16
         and bool(arguments.symmetric)
     )
 
 
-def _declared(config: Any, layer: Any, layer_name: str | None) -> tuple[Any, Declared] | None:
-    """Returns COMPRESSED_W4A4 or COMPRESSED_W4A16 and the declared activations, or None if no expert matrix is NVFP4.
-
-    Raises Refused if only some are.
-    """
+def _declared(config: Any, layer: Any, layer_name: str | None) -> tuple[Format, Declared | Refused] | None:
+    """Returns the parameters' format and the declared activations, or None if no expert matrix is NVFP4."""
     config._add_fused_moe_to_target_scheme_map()
     matrices = ("gate_proj", "up_proj", "down_proj")[0 if layer.moe_runner_config.is_gated else 1 :]
     names = [f"{layer_name}.0.{matrix}" for matrix in matrices]
     schemes = {name: config.get_scheme_dict(layer, name) or {} for name in names}
-    kinds = {name: _weights_of(scheme) for name, scheme in schemes.items()}
-    if "NVFP4" not in kinds.values():
+    declared = declared_by_schemes(schemes, _is_nvfp4)
+    if declared is None:
         return None
-    if why := mixture(kinds, {"NVFP4"}):
-        raise Refused(why)
-    inputs = {name: scheme.get("input_activations") for name, scheme in schemes.items()}
-    declared = most_precise(declared_by_arguments(given, name.rpartition(".")[2]) for name, given in inputs.items())
     # Input scales have parameters if any matrix has them in the files.
-    return COMPRESSED_W4A16 if all(given is None for given in inputs.values()) else COMPRESSED_W4A4, declared
-
-
-def _weights_of(scheme: Any) -> str:
-    """Names the weight format of a scheme in a message, for example NVFP4."""
-    weights = scheme.get("weights")
-    if weights is None:
-        return "not quantized"
-    return "NVFP4" if _is_nvfp4(weights) else f"{weights.num_bits} bits, {_value(weights.type)}"
+    weight_only = all(scheme.get("input_activations") is None for scheme in schemes.values())
+    return COMPRESSED_W4A16 if weight_only else COMPRESSED_W4A4, declared
 
 
 class NvFp4MoeScheme(internals.CompressedTensorsMoEScheme):  # type: ignore[misc]
@@ -115,11 +96,10 @@ def register(settings: Settings) -> None:
             if found is None:
                 return own(config, layer, layer_name)
             form, declared = found
-            options = layer_options(layer, *sizes, settings, {}, False, declared)
+            options, activations = layer_options(layer, *sizes, settings, {}, False, declared)
         except Refused as refused:
             refuse(name, refused, settings)
             return own(config, layer, layer_name)
-        activations = activations_of(options, settings, declared)
         return NvFp4MoeScheme(Experts(name, form, options, is_first_rank(layer), activations))
 
     internals.HookRegistry.register(TARGET, get_moe_scheme, internals.HookType.AROUND)

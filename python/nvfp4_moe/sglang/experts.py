@@ -35,18 +35,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import Error, InvalidArgument, Unsupported, release_workspaces
-from .._fused_experts import (
-    FusedExperts,
-    Placement,
-    make_legal,
-    mark_missing,
-    named,
-    open_fused,
-    reciprocal,
-    replace_fused,
-)
-from .._fused_parameters import FusedParameters
+from .. import InvalidArgument, Unsupported, release_workspaces
+from .._fused_experts import FusedExperts, Placement, naming, open_fused, replace_fused
+from .._fused_parameters import Form, FusedParameters, empty_parameters, mark_missing
 from .._load_log import LoadLog
 from . import internals
 from .runner import MAX_TOKENS
@@ -80,25 +71,18 @@ def register_loads() -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Format:
-    """The names of a producer's parameters.
+class Format(Form):
+    """A producer's parameters. input_scale is their name ("" if there are none), input_rows which experts have them."""
 
-    input_rows: which experts have input scales; "" for none. mxfp4: E8M0 scales, no tensor scales, and biases in layers
-    that have them.
-    """
-
-    weight: str
-    tensor_scale: str
-    reciprocal: bool
-    input_scale: str
-    input_rows: str
-    mxfp4: bool = False
+    bias: str = "weight_bias"
+    input_scale: str = ""
+    input_rows: str = ""
 
 
-MODELOPT = Format("weight", "weight_scale_2", False, "input_scale", "all")
-COMPRESSED_W4A4 = Format("weight_packed", "weight_global_scale", True, "input_global_scale", "local")
-COMPRESSED_W4A16 = Format("weight_packed", "weight_global_scale", True, "", "")
-GPT_OSS = Format("weight", "", False, "", "", mxfp4=True)
+MODELOPT = Format(input_scale="input_scale", input_rows="all")
+COMPRESSED_W4A16 = Format("weight_packed", "weight_global_scale", reciprocal=True)
+COMPRESSED_W4A4 = dataclasses.replace(COMPRESSED_W4A16, input_scale="input_global_scale", input_rows="local")
+GPT_OSS = Format(tensor_scale="", mxfp4=True, interleaved=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +143,8 @@ class Experts:
             listed[f"w13_{form.input_scale}"] = _Parameter((rows, *of_w13), f32, 1.0, tensor, of_all)
             listed[f"w2_{form.input_scale}"] = _Parameter((rows,), f32, 1.0, tensor, of_all)
         if self._options.get("expert_biases"):
-            listed["w13_weight_bias"] = _Parameter((experts, matrices * inner), bf16, nan)
-            listed["w2_weight_bias"] = _Parameter((experts, hidden), bf16, nan)
+            listed[f"w13_{form.bias}"] = _Parameter((experts, matrices * inner), bf16, nan)
+            listed[f"w2_{form.bias}"] = _Parameter((experts, hidden), bf16, nan)
         return listed
 
     def create(
@@ -226,67 +210,30 @@ class Experts:
         if not self._waiting:
             return
         start = time.monotonic()
-        try:
-            self._pack(layer)
-        except Error as error:
-            raise named(error, self.name) from error
-        for name in self._parameters:
-            parameter = getattr(layer, name)
-            shape = (0,) if parameter.ndim == 1 else (parameter.shape[0], 0, 0)[: parameter.ndim]
-            parameter.data = parameter.data.new_empty(shape)
-        self._waiting = False
-        fused = self._fused
-        assert fused is not None
+        with naming(self.name):
+            self._fused = fused = self._packed(layer)
         if fused.layer.device != "cpu":
-            # Otherwise torch would keep memory that the next packed layer needs, and the workspace of the largest run.
             release_workspaces(fused.layer.device)
-            torch.cuda.empty_cache()
+        empty_parameters(getattr(layer, name) for name in self._parameters)
+        self._waiting = False
         if self._reports:
             _load_log.packed(self.name, fused, time.monotonic() - start, self._activations)
 
-    def _pack(self, layer: torch.nn.Module) -> None:
-        form = self._format
-        w13_scale, w2_scale = layer.w13_weight_scale.data, layer.w2_weight_scale.data
-        w13_tensor_scale = w2_tensor_scale = w13_bias = w2_bias = None
-        if form.tensor_scale:
-            w13_tensor_scale = getattr(layer, f"w13_{form.tensor_scale}").data
-            w2_tensor_scale = getattr(layer, f"w2_{form.tensor_scale}").data
-        if self._options.get("expert_biases"):
-            w13_bias, w2_bias = layer.w13_weight_bias.data, layer.w2_weight_bias.data
+    def _packed(self, layer: torch.nn.Module) -> FusedExperts:
+        inner = int(self._options["intermediate_size"])
+        parameters = FusedParameters.of_layer(layer, self._format, self._options, inner)
+        if self._fused is not None:
+            return replace_fused(self._fused, parameters)
         load_format = internals.server_argument("load_format")
         if str(getattr(load_format, "value", load_format)) == "dummy":
-            for scale in (w13_scale, w2_scale, w13_tensor_scale, w2_tensor_scale):
-                if scale is not None:
-                    make_legal(scale)
-        if form.reciprocal:
-            w13_tensor_scale, w2_tensor_scale = reciprocal(w13_tensor_scale), reciprocal(w2_tensor_scale)
-        parameters = FusedParameters(
-            w13=getattr(layer, f"w13_{form.weight}").data,
-            w13_scale=w13_scale,
-            w13_tensor_scale=w13_tensor_scale,
-            w2=getattr(layer, f"w2_{form.weight}").data,
-            w2_scale=w2_scale,
-            w2_tensor_scale=w2_tensor_scale,
-            intermediate_size=int(self._options["intermediate_size"]),
-            mxfp4=form.mxfp4,
-            gated=self._gated,
-            interleaved=form.mxfp4,
-            w13_bias=w13_bias,
-            w2_bias=w2_bias,
-        )
-        if self._fused is not None:
-            self._fused = replace_fused(self._fused, parameters)
-            return
-        options = {
-            key: value for key, value in self._options.items() if key not in ("hidden_size", "intermediate_size")
-        }
+            parameters.make_scales_legal()
         # Ids are local to the rank, so its experts are the first ones.
-        placement = Placement(options.pop("num_experts"))
-        fused = open_fused(parameters, placement=placement, max_tokens=MAX_TOKENS, **options)
+        placement = Placement(int(self._options["num_experts"]))
+        fused = open_fused(parameters, placement=placement, max_tokens=MAX_TOKENS, **self._options)
         fused.layer.warmup()
         if fused.mxfp4_rounded:
             log.warning("%s: the cast from MXFP4 rounded %d blocks of 16", self.name, fused.mxfp4_rounded)
-        self._fused = fused
+        return fused
 
     def ready(self) -> FusedExperts:
         """Returns the packed experts. Raises RuntimeError if weights were loaded and not packed since."""

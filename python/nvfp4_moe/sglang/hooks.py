@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .._declared import Declared
+from .._declared import Declared, Refused
 from .._settings import Settings
 from . import internals
 from .experts import Experts, Format
-from .refusals import Refused, activations_of, check_server, is_first_rank, layer_name, layer_options, refuse
+from .refusals import check_server, is_first_rank, layer_name, layer_options, refuse
 from .runner import BACKEND, NvFp4MoeQuantInfo, make_runner
 
 _STATE = "nvfp4_moe_state"
@@ -63,8 +63,8 @@ class Hooks:
     def check(self, method: Any, layer: Any) -> None:
         """Raises Refused for reasons that only this format has."""
 
-    def declared(self, method: Any, layer: Any) -> Declared:
-        """Returns the activations that the checkpoint declares for the layer. Raises Refused for mixed formats."""
+    def declared(self, method: Any, layer: Any) -> Declared | Refused:
+        """Returns the activations that the checkpoint declares for the layer, or Refused for mixed formats."""
         raise NotImplementedError
 
     def sizes(self, layer: Any, inner: int, extra: Mapping[str, Any]) -> tuple[int, int]:
@@ -100,9 +100,8 @@ class Hooks:
         try:
             self.check(method, layer)
             inner, padded = self.sizes(layer, int(values["intermediate_size_per_partition"]), extra)
-            declared = self.declared(method, layer)
-            sizes_of = (layer, values["hidden_size"], inner)
-            options = layer_options(*sizes_of, self._settings, extra, self.form.mxfp4, declared)
+            known = extra, self.form.mxfp4, self.declared(method, layer)
+            options, activations = layer_options(layer, values["hidden_size"], inner, self._settings, *known)
         except Refused as refused:
             refuse(layer_name(layer), refused, self._settings)
             delattr(method, _STATE)
@@ -111,7 +110,6 @@ class Hooks:
             return
         layer.intermediate_size_per_partition = padded
         layer.params_dtype = values["params_dtype"]
-        activations = activations_of(options, self._settings, declared)
         experts = Experts(layer_name(layer), self.form, options, is_first_rank(layer), activations)
         experts.create(layer, int(values["num_experts"]), int(layer.num_experts), extra, padded)
         setattr(method, _STATE, experts)

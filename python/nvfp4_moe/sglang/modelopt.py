@@ -10,18 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import Unsupported
-from .._declared import (
-    NVFP4_ALGORITHMS,
-    Declared,
-    declared_by_modelopt,
-    mixture,
-    modelopt_algorithms,
-    most_precise,
-)
+from .._declared import Declared, Refused, declared_by_algorithms, declared_by_modelopt, modelopt_algorithms
 from . import internals
 from .experts import MODELOPT
 from .hooks import Hooks, Method
-from .refusals import Refused, layer_name
+from .refusals import layer_name
 
 
 def _config_of(quant_config: Any) -> Any:
@@ -52,15 +45,13 @@ class ModelOptHooks(Hooks):
         if method.quant_config.group_size not in (None, 16):
             raise Refused(f"group_size: expected 16, got {method.quant_config.group_size}")
 
-    def declared(self, method: Any, layer: Any) -> Declared:
+    def declared(self, method: Any, layer: Any) -> Declared | Refused:
         whole, name = getattr(layer, "quant_config", None), layer_name(layer)
         if layers := getattr(whole, "quantized_layers", None):
             candidates = getattr(whole, "_quantized_layer_prefix_candidates", lambda prefix: (prefix,))(name)
             algorithms = modelopt_algorithms(layers, candidates, ("gate_proj", "up_proj", "down_proj"))
-            if why := mixture(algorithms, NVFP4_ALGORITHMS):
-                raise Refused(why)
             if algorithms:
-                return most_precise(declared_by_modelopt(one) for one in algorithms.values())
+                return declared_by_algorithms(algorithms)
         is_w4a16 = bool(getattr(method.quant_config, "is_w4a16", False))
         return declared_by_modelopt("W4A16_NVFP4" if is_w4a16 else "NVFP4", internals.config_groups())
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .._declared import Declared
+from .._declared import Declared, Refused
+from .._mxfp4 import BLOCK, padded_to_blocks
 from . import internals
 from .experts import GPT_OSS
 from .hooks import Hooks
-from .refusals import Refused
-
-_BLOCK = 32
 
 
 class Mxfp4Hooks(Hooks):
@@ -42,8 +40,8 @@ class Mxfp4Hooks(Hooks):
 
         The loader gives each rank whole blocks as long as any are left; the last may get fewer.
         """
-        padded = -(-inner // _BLOCK) * _BLOCK
+        padded = padded_to_blocks(inner)
         left = int(extra.get("moe_intermediate_size", inner * layer.moe_tp_size)) - padded * int(layer.moe_tp_rank)
         if left <= 0:
-            raise Refused(f"no blocks of {_BLOCK} are left for rank {layer.moe_tp_rank} of {layer.moe_tp_size}")
+            raise Refused(f"no blocks of {BLOCK} are left for rank {layer.moe_tp_rank} of {layer.moe_tp_size}")
         return min(padded, left), padded

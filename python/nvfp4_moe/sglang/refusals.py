@@ -9,21 +9,13 @@ from typing import Any
 import torch
 
 from .. import Unsupported
-from .._declared import Declared, choose_activations
-from .._fused_experts import clamped, layer_device, why_refused, why_slice_refused
+from .._declared import WEIGHT_ONLY, Declared, Refused
+from .._fused_experts import clamped, why_slice_refused, with_activations
 from .._settings import Settings
 from . import internals
 from .runner import BACKEND
 
 log = logging.getLogger("nvfp4_moe.sglang")
-
-
-WEIGHT_ONLY = Declared("bf16", "nothing is declared")
-
-
-class Refused(Exception):
-    """Raised for a layer that is not taken; its text is the reason."""
-
 
 _said: set[str] = set()
 
@@ -110,13 +102,15 @@ def layer_options(
     settings: Settings,
     extra: Mapping[str, Any],
     has_bias_parameters: bool = False,
-    declared: Declared = WEIGHT_ONLY,
-) -> dict[str, Any]:
-    """Returns the layer's options as fields of MoeConfig. Raises Refused.
+    declared: Declared | Refused = WEIGHT_ONLY,
+) -> tuple[dict[str, Any], str]:
+    """Returns the layer's options as fields of MoeConfig, and their activations for the log. Raises Refused.
 
     extra has the arguments of create_weights other than sizes. has_bias_parameters: the format has parameters for
-    biases. declared: the checkpoint's declaration for activations.
+    biases. declared: the checkpoint's declaration for activations, or the reason why the checkpoint's layer cannot run.
     """
+    if isinstance(declared, Refused):
+        raise declared
     check_server()
     check_loading(extra, has_bias_parameters)
     config = layer.moe_runner_config
@@ -136,18 +130,7 @@ def layer_options(
         options["expert_biases"] = True
     if why := why_slice_refused(int(intermediate_size), int(layer.moe_tp_size), 16, "--ep-size"):
         raise Refused(why)
-    device = layer_device(torch.empty(0))
-    options["activation_format"] = choose_activations(options, device, settings.activation_format, declared)[0]
-    if why := why_refused(options, device, settings_now(settings)):
-        raise Refused(why)
-    return options
-
-
-def activations_of(options: Mapping[str, Any], settings: Settings, declared: Declared) -> str:
-    """Returns the format of a layer's activations and the reason for it, for the log."""
-    without = {name: value for name, value in options.items() if name != "activation_format"}
-    because = choose_activations(without, layer_device(torch.empty(0)), settings.activation_format, declared)[1]
-    return f"{options['activation_format']}, because {because}"
+    return with_activations(options, torch.empty(0).device, settings_now(settings), declared)
 
 
 def layer_name(layer: Any) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import Unsupported, torch_op
+from .._fused_experts import run_in_parts
 from ..layer import MoeLayer
 from . import internals
 
@@ -33,16 +34,10 @@ class NvFp4MoeQuantInfo(internals.MoeQuantInfo):  # type: ignore[misc]
 def run_layer(layer: MoeLayer, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
     """Runs the layer on hidden (T, H), local topk_ids (T, top_k) and float32 topk_weights (T, top_k); returns (T, H).
 
-    Only enqueues work. More than MAX_TOKENS tokens take several calls, with the same bits as batches of those sizes.
+    Only enqueues work.
     """
-    run, tokens = torch.ops.nvfp4_moe.moe_layer, hidden.shape[0]
-    if tokens <= MAX_TOKENS:
-        return run(hidden, topk_ids, topk_weights, layer.handle)
-    out = torch.empty_like(hidden)
-    for first in range(0, tokens, MAX_TOKENS):
-        part = slice(first, min(first + MAX_TOKENS, tokens))
-        out[part] = run(hidden[part], topk_ids[part], topk_weights[part], layer.handle)
-    return out
+    op, handle = torch.ops.nvfp4_moe.moe_layer, layer.handle
+    return run_in_parts(lambda *rows: op(*rows, handle), MAX_TOKENS, hidden, topk_ids, topk_weights)
 
 
 class NvFp4MoeRunnerCore(internals.DispatchMoeRunnerCore):  # type: ignore[misc]

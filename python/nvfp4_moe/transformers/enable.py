@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from .. import _core
-from .._fused_experts import named
+from .._fused_experts import device_name, naming
+from .._fused_parameters import gate_and_up
 from ..config import MoeConfig
 from ..layer import MoeLayer
 from .config import Nvfp4MoeConfig
 from .experts import Found, Nvfp4Experts, find_activation, find_experts
-from .packed import device_name, turn_off_gradients, warm_up
+from .packed import turn_off_gradients, warm_up
 from .quantizer import Nvfp4MoeQuantizer
 
 log = logging.getLogger("nvfp4_moe.transformers")
@@ -118,7 +119,7 @@ def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig
     experts, rows, columns = first.shape
     inner, hidden = (columns, rows) if found.is_transposed else (rows, columns)
     options = {**find_activation(found, text), **config.options}
-    try:
+    with naming(kind):
         return MoeConfig(
             num_experts=experts,
             top_k=top_k,
@@ -127,21 +128,6 @@ def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig
             expert_biases=found.has_biases,
             **options,
         )
-    except _core.Error as error:
-        raise named(error, kind) from error
-
-
-def _parted(found: Found, first: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Splits gemm1's weights or biases into gate (E, I, ...), None without a gate, and up (E, I, ...).
-
-    They are stored one after the other or in alternating rows.
-    """
-    if not found.has_gate:
-        return None, first
-    if not found.is_concatenated:
-        return first[:, 0::2], first[:, 1::2]
-    gate, up = first.chunk(2, 1)
-    return gate, up
 
 
 def _matrices(found: Found) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
@@ -151,7 +137,7 @@ def _matrices(found: Found) -> tuple[torch.Tensor | None, torch.Tensor, torch.Te
         first, down = first.transpose(1, 2), down.transpose(1, 2)
         if first.is_cuda:
             first, down = first.contiguous(), down.contiguous()
-    return *_parted(found, first), down
+    return *gate_and_up(first, found.has_gate, not found.is_concatenated), down
 
 
 def _biases(found: Found) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor] | None:
@@ -159,7 +145,8 @@ def _biases(found: Found) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tens
     if not found.has_biases:
         return None
     name = "gate_up_proj_bias" if found.has_gate else "up_proj_bias"
-    return *_parted(found, getattr(found.module, name).detach()), found.module.down_proj_bias.detach()
+    first, down = getattr(found.module, name).detach(), found.module.down_proj_bias.detach()
+    return *gate_and_up(first, found.has_gate, not found.is_concatenated), down
 
 
 def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeConfig) -> EnabledLayer:
@@ -168,11 +155,9 @@ def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeCon
     device = device_name(module.down_proj.device)
     gate, up, down = _matrices(found)
     kept: dict[str, Any] = {"max_tokens": config.max_tokens, "backend": config.backend}
-    try:
-        arrays = {"gate": gate, "up": up, "down": down, "biases": _biases(found)}
+    arrays = {"gate": gate, "up": up, "down": down, "biases": _biases(found)}
+    with naming(found.name):
         layer = MoeLayer.from_bf16(layer_config, **arrays, device=device, **kept)
-    except _core.Error as error:
-        raise named(error, found.name) from error
     swapped = Nvfp4Experts(found.name, lambda where, now: _moved(now, where, kept))
     swapped.adopt(layer)
     parent, _, child = found.name.rpartition(".")

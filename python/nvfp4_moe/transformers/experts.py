@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _core
+from .._fused_experts import run_in_parts
 from .packed import PackedModule
 
 
@@ -22,10 +23,7 @@ class Nvfp4Experts(PackedModule):
         op, handle = torch.ops.nvfp4_moe.moe_layer, self.handle
         hidden, ids = hidden_states.contiguous(), top_k_index.contiguous()
         weights = top_k_weights.to(torch.float32).contiguous()  # routers of bf16 models may return bf16
-        if hidden.shape[0] <= self.max_tokens:
-            return op(hidden, ids, weights, handle)
-        parts = zip(*(tensor.split(self.max_tokens) for tensor in (hidden, ids, weights)), strict=True)
-        return torch.cat([op(*part, handle) for part in parts])
+        return run_in_parts(lambda *rows: op(*rows, handle), self.max_tokens, hidden, ids, weights)
 
 
 class Found(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._fused_experts import run_in_parts
 from .packed import Opener, PackedModule
 
 
@@ -22,10 +23,7 @@ class Nvfp4LinearModule(PackedModule):
         self.refuse_gradient(x)
         rows = x.reshape(-1, self.in_features).contiguous()
         op, handle, features = torch.ops.nvfp4_moe.linear, self.handle, self.out_features
-        if rows.shape[0] <= self.max_tokens:
-            out = op(rows, handle, features)
-        else:
-            out = torch.cat([op(part, handle, features) for part in rows.split(self.max_tokens)])
+        out = run_in_parts(lambda part: op(part, handle, features), self.max_tokens, rows)
         out = out.reshape(*x.shape[:-1], features)
         return out if self.bias is None else out + self.bias.to(out.dtype)
 

@@ -11,30 +11,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .. import _core, release_workspaces
-from .._fused_experts import named
+from .._fused_experts import device_name, naming
 from ..layer import MoeLayer
 
 # Opener("cpu" or "cuda:N", the object now open on another device or None) returns an open MoeLayer or Nvfp4Linear.
 Opener = Callable[[str, Any], Any]
 
 
-def device_name(device: torch.device) -> str:
-    """Returns the library's name of a torch device. Raises Unsupported if the library has no kernels for it."""
-    if device.type == "cuda":
-        return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
-    if device.type == "cpu":
-        return "cpu"
-    raise _core.Unsupported(f"device: expected cpu or cuda, got {device}")
-
-
 def warm_up(modules: Iterable[PackedModule]) -> None:
     """Warms up all layers on GPUs, so that a graph may be captured at once, and frees their workspaces."""
     on_gpus = [m for m in modules if isinstance(m.packed, MoeLayer) and m.packed.device != "cpu"]
     for module in on_gpus:
-        try:
+        with naming(module.name):
             module.packed.warmup()
-        except _core.Error as error:
-            raise named(error, module.name) from error
     for device in {module.packed.device for module in on_gpus}:
         release_workspaces(device)
 
@@ -89,11 +78,8 @@ class PackedModule(nn.Module):
 
     def place(self, device: torch.device) -> None:
         """Opens the packed weights on a device. Errors name the module."""
-        try:
-            packed = self._open_on(device_name(device), self.packed)
-        except _core.Error as error:
-            raise named(error, self.name) from error
-        self.adopt(packed)
+        with naming(self.name):
+            self.adopt(self._open_on(device_name(device), self.packed))
 
     def adopt(self, packed: Any) -> None:
         """Runs an open layer or linear from now on."""

@@ -16,11 +16,12 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.quantizers.base import HfQuantizer
 
 from .. import _core
+from .._fused_experts import device_name
 from ..layer import MoeLayer
 from .config import Nvfp4MoeConfig
 from .experts import Found, Nvfp4Experts, check_activation, find_experts
 from .linear import Nvfp4LinearModule
-from .packed import Opener, PackedModule, device_name, turn_off_gradients, warm_up
+from .packed import Opener, PackedModule, turn_off_gradients, warm_up
 from .stored import StoredTensor, stored_tensors
 from .stored_linear import CODES, SCALE_LEAVES, StoredLinear, find_stored_linears
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-TESTED = "5.16 to 5.24"
+# Releases whose members were compared with the table. check() compares any other one.
+RELEASES = ("5.16", "5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23", "5.24")
 
 # nvfp4_moe._signatures defines the entries. Plain data, which nvfp4_moe.engines reads without importing transformers.
 REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "core": (
         ("calls", "transformers.conversion_mapping:get_model_conversion_mapping", ("model",)),
-        ("has", "transformers.core_model_loading:WeightConverter", ()),
+        ("has", "transformers.core_model_loading:WeightConverter", ("rename_source_key", "target_patterns")),
         ("has", "transformers.core_model_loading:WeightRenaming", ()),
         (
             "calls",
@@ -19,6 +20,16 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
             "calls",
             "transformers.integrations.moe:use_experts_implementation",
             ("has_gate", "has_bias", "is_transposed"),
+        ),
+        (
+            "has",
+            "transformers.modeling_utils:PreTrainedModel",
+            (
+                "_keys_to_ignore_on_load_missing",
+                "_keys_to_ignore_on_load_unexpected",
+                "all_tied_weights_keys",
+                "base_model_prefix",
+            ),
         ),
         ("calls", "transformers.modeling_utils:PreTrainedModel._get_dtype_plan", ("dtype",)),
         ("calls", "transformers.modeling_utils:PreTrainedModel.disable_input_require_grads", ()),
@@ -36,6 +47,11 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
         # Overridden with any arguments; from 5.23 on the model is one of them.
         ("passes", "transformers.quantizers.base:HfQuantizer.update_weight_conversions", ()),
         ("calls", "transformers.quantizers.base:HfQuantizer.update_device_map", ("device_map",)),
+        ("overrides", "transformers.quantizers.base:HfQuantizer.update_dtype", ("dtype",)),
+        ("passes", "transformers.quantizers.base:HfQuantizer.is_serializable", ()),
+        ("has", "transformers.quantizers.base:HfQuantizer", ("is_compileable", "is_trainable")),
+        ("has", "transformers.utils.hub:cached_file", ()),
+        ("has", "transformers.utils.logging:tqdm", ()),
         ("has", "transformers.utils.quantization_config:QuantizationConfigMixin", ()),
     ),
 }
@@ -45,8 +61,10 @@ def check() -> None:
     """Raises ImportError with one sentence if transformers is missing or lacks a member that the adapter needs."""
     from .._signatures import misfits
 
-    ask = f"nvfp4_moe.transformers: expected transformers {TESTED}"
-    remedy = "pip install 'transformers>=5.16,<5.25'"
+    first, last = RELEASES[0], RELEASES[-1]
+    major, minor = last.split(".")
+    ask = f"nvfp4_moe.transformers: expected transformers {first} to {last}"
+    remedy = f"pip install 'transformers>={first},<{major}.{int(minor) + 1}'"
     try:
         import transformers
     except ImportError as error:

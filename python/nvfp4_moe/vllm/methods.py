@@ -11,6 +11,7 @@ reload finds what it expects.
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -18,22 +19,13 @@ import torch
 from torch import Tensor
 
 from .. import Error
-from .._fused_experts import (
-    FusedExperts,
-    OverRanks,
-    Placement,
-    layer_device,
-    make_legal,
-    named,
-    open_fused,
-    reciprocal,
-    replace_fused,
-)
-from .._fused_parameters import FusedParameters
+from .._fused_experts import FusedExperts, OverRanks, Placement, device_name, named, open_fused, replace_fused
+from .._fused_parameters import Form, FusedParameters, empty_parameters
 from .._load_log import LoadLog
+from .._mxfp4 import padded_to_blocks
 from . import internals, weights
 from .experts import NvFp4MoeExperts
-from .plan import GPT_OSS, MXFP4, NVFP4, Form, LayerPlan, keeps_reductions, padded_to_blocks, pattern
+from .plan import COMPRESSED, GPT_OSS, MXFP4, NVFP4, LayerPlan, keeps_reductions, pattern
 from .ranks import NoExchange, PrepareAndFinalizeOverRanks, note_combine, over_ranks
 from .router import OwnRouter, own_router
 
@@ -51,8 +43,6 @@ _log = LoadLog(lambda said: internals.logger().info("nvfp4-moe: %s", said))
 class Method:
     """The part shared by all checkpoint formats; the first base of each method."""
 
-    # Names of a method's parameters for FusedParameters, except the tensor scales.
-    codes: tuple[str, str] = ("w13_weight", "w2_weight")
     form: Form = NVFP4
     # vLLM's cache of weights already repacked for a kernel has none in this format.
     supports_pre_processed_weights = False
@@ -98,10 +88,6 @@ class Method:
         super().create_weights(layer, *args, **kwargs)  # type: ignore[misc]
         weights.prepare(layer)
 
-    def tensor_scales(self, layer: Any) -> tuple[Tensor | None, Tensor | None]:
-        """Returns the tensor scales of w13 (E_local, 2) and w2 (E_local,), as factors."""
-        return layer.w13_weight_scale_2.data, layer.w2_weight_scale_2.data
-
     def get_fused_moe_quant_config(self, layer: Any) -> Any:
         """Tells vLLM's side of the kernel that rows stay unquantized."""
         none = torch.empty(0, dtype=torch.float32, device=layer.w13_weight_scale.device)
@@ -113,10 +99,10 @@ class Method:
 
         On a reload it writes the new weights into the existing layer, whose memory captured graphs use.
         """
-        names = [*self.codes, "w13_weight_scale", "w2_weight_scale"]
+        names = [self.form.weight, "weight_scale"]
         if self.plan.options.get("expert_biases"):
-            names += ["w13_bias", "w2_bias"]
-        parameters = [getattr(layer, name) for name in names]
+            names.append(self.form.bias)
+        parameters = [getattr(layer, f"{matrix}_{name}") for name in names for matrix in ("w13", "w2")]
         if any(parameter.numel() == 0 for parameter in parameters):
             if self.fused is not None:
                 return  # called twice without a reload in between
@@ -127,7 +113,7 @@ class Method:
         started = time.monotonic()
         try:
             with torch.no_grad():
-                self.fused = self._packed(layer, *(parameter.data for parameter in parameters))
+                self.fused = self._packed(layer)
         except BaseException as error:
             self._refuse(f"it failed: {error}", parameters[0].is_cuda)
             if not isinstance(error, Error):
@@ -135,13 +121,7 @@ class Method:
             internals.logger().error("nvfp4-moe: %s cannot be packed: %s", self.plan.name, error)
             raise named(error, self.plan.name) from error
         self._refuse(None, parameters[0].is_cuda)
-        for parameter in parameters:
-            shape = (parameter.shape[0], 0, 0)[: parameter.ndim]
-            parameter.data = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
-        if parameters[0].is_cuda:
-            # The library cannot use memory of freed parameters that torch still caches. Without this a model of half
-            # the GPU's size would have no room for its packed layers.
-            torch.cuda.empty_cache()
+        empty_parameters(parameters)
         if self.moe_kernel is None:
             self._build(layer)
         _log.packed(self.plan.name, self.fused, time.monotonic() - started, self.plan.activations)
@@ -152,46 +132,21 @@ class Method:
             after = f"nvfp4-moe: {self.plan.name} does not run after its last reload: {why}; reload weights that load"
             weights.refuse(self.fused.layer.handle, why and after, on_gpu)
 
-    def _packed(
-        self,
-        layer: Any,
-        w13: Tensor,
-        w2: Tensor,
-        w13_scale: Tensor,
-        w2_scale: Tensor,
-        w13_bias: Tensor | None = None,
-        w2_bias: Tensor | None = None,
-    ) -> FusedExperts:
-        w13_tensor_scale, w2_tensor_scale = self.tensor_scales(layer)
+    def _packed(self, layer: Any) -> FusedExperts:
+        # vLLM loads w2's biases as zeros on all ranks of a tensor parallel group except the first.
+        parameters = FusedParameters.of_layer(layer, self.form, self.plan.options)
         if self.plan.dummy and self.fused is None:
-            for scale in (w13_scale, w2_scale, w13_tensor_scale, w2_tensor_scale):
-                if scale is not None:
-                    make_legal(scale)
-        parameters = FusedParameters(
-            w13=w13,
-            w13_scale=w13_scale,
-            w13_tensor_scale=w13_tensor_scale,
-            w2=w2,
-            w2_scale=w2_scale,
-            w2_tensor_scale=w2_tensor_scale,
-            mxfp4=self.form.mxfp4,
-            gated=self.plan.options["activation"] != "relu2",
-            interleaved=self.form.interleaved,
-            w13_bias=w13_bias,
-            w2_bias=w2_bias,  # vLLM loads zeros on all ranks of a tensor parallel group except the first
-        )
+            parameters.make_scales_legal()
         parameters.zero_padding(self.plan.filled)
         if self.fused is not None:
             return replace_fused(self.fused, parameters)
-        options = {name: self.plan.options[name] for name in self.plan.options if name not in _SIZES}
-        placement = Placement.from_map(layer.expert_map, self.plan.options["num_experts"], w13.shape[0])
+        w13 = parameters.w13
         experts = open_fused(
             parameters,
-            placement=placement,
-            top_k=self.plan.options["top_k"],
+            placement=Placement.from_map(layer.expert_map, self.plan.options["num_experts"], w13.shape[0]),
             max_tokens=self.plan.max_tokens,
-            over_ranks=self._over_ranks(layer, layer_device(w13)),
-            **options,
+            over_ranks=self._over_ranks(layer, device_name(w13.device)),
+            **self.plan.options,
         )
         experts.layer.warmup()
         if experts.mxfp4_rounded:
@@ -293,9 +248,7 @@ class Method:
         return self.alone.selected(x, router_logits, self.router.config)
 
 
-_SIZES = ("num_experts", "top_k", "hidden_size", "intermediate_size")
-
-
+@functools.cache
 def modelopt_method() -> type:
     """For ModelOpt's parameters: NVFP4 and W4A16_NVFP4, also within MIXED_PRECISION and DeepSeek-V4's hybrid."""
     stock = internals.find(f"{_QUANTIZATION}.modelopt:ModelOptNvFp4FusedMoE")
@@ -308,6 +261,7 @@ def modelopt_method() -> type:
     return NvFp4MoeModelOptMethod
 
 
+@functools.cache
 def compressed_tensors_method() -> type:
     """For compressed-tensors' parameters, whose global scales are reciprocals."""
     stock = internals.find(
@@ -316,18 +270,16 @@ def compressed_tensors_method() -> type:
     )
 
     class NvFp4MoeCompressedTensorsMethod(Method, stock):  # type: ignore[misc, valid-type]
-        codes = ("w13_weight_packed", "w2_weight_packed")
+        form = COMPRESSED
 
         def __init__(self, moe_config: Any, plan: LayerPlan) -> None:
             self.open(moe_config, plan)
             self.group_size = 16
 
-        def tensor_scales(self, layer: Any) -> tuple[Tensor, Tensor]:
-            return reciprocal(layer.w13_weight_global_scale.data), reciprocal(layer.w2_weight_global_scale.data)
-
     return NvFp4MoeCompressedTensorsMethod
 
 
+@functools.cache
 def mxfp4_method() -> type:
     """For DeepSeek-V4's MXFP4 parameters, cast to NVFP4 during packing."""
     stock = internals.find(f"{_QUANTIZATION}.mxfp4:Mxfp4MoEMethod")
@@ -339,12 +291,10 @@ def mxfp4_method() -> type:
             self.open(moe_config, plan)
             self.weight_dtype = "mxfp4"
 
-        def tensor_scales(self, layer: Any) -> tuple[None, None]:
-            return None, None
-
     return NvFp4MoeMxfp4Method
 
 
+@functools.cache
 def gpt_oss_method() -> type:
     """For gpt-oss' MXFP4 parameters and biases, cast to NVFP4 during packing."""
     stock = internals.find(f"{_QUANTIZATION}.mxfp4:GptOssMxfp4MoEMethod")
@@ -359,8 +309,5 @@ def gpt_oss_method() -> type:
         def maybe_roundup_sizes(self, *args: Any, **kwargs: Any) -> Any:
             hidden, inner = super().maybe_roundup_sizes(*args, **kwargs)
             return hidden, padded_to_blocks(inner)
-
-        def tensor_scales(self, layer: Any) -> tuple[None, None]:
-            return None, None
 
     return NvFp4MoeGptOssMethod

@@ -7,8 +7,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from .._declared import Declared, choose_activations
-from .._fused_experts import clamped, why_refused, why_slice_refused
+import torch
+
+from .._declared import WEIGHT_ONLY, Declared, Refused
+from .._fused_experts import clamped, why_slice_refused, with_activations
+from .._fused_parameters import Form
+from .._mxfp4 import BLOCK, padded_to_blocks
 from .._settings import Settings, read_settings
 from . import internals
 from .ranks import NoExchange, RanksPlan, note_combine, plan_ranks
@@ -19,33 +23,12 @@ _current_config = internals.find("vllm.config:get_current_vllm_config")
 # Constants of vLLM's kernels for swiglustep and gpt-oss' swigluoai.
 _STEP_LIMIT = 7.0
 _GPT_OSS = {"activation": "swiglu_oai", "swiglu_limit": 7.0, "swiglu_alpha": 1.702}
-_MXFP4_BLOCK = 32
 
-
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """The content of vLLM's parameters for a checkpoint format.
-
-    mxfp4: E8M0 scales of 32 elements each, no tensor scales. interleaved: rows of gate and up alternate, while other
-    formats have two halves. biases: layers with biases have parameters for them.
-    """
-
-    mxfp4: bool = False
-    interleaved: bool = False
-    biases: bool = False
-
-
+# vLLM's parameters by checkpoint format. NVFP4 is ModelOpt's.
 NVFP4 = Form()
-MXFP4 = Form(mxfp4=True, biases=True)
-GPT_OSS = Form(mxfp4=True, interleaved=True, biases=True)
-
-
-# For layers whose checkpoint declares no activation format: the most precise one.
-WEIGHT_ONLY = Declared("bf16", "nothing is declared")
-
-
-class Refused(Exception):
-    """The reason why a layer is left to vLLM, in one sentence."""
+COMPRESSED = Form("weight_packed", "weight_global_scale", reciprocal=True)
+MXFP4 = Form(tensor_scale="", mxfp4=True)
+GPT_OSS = dataclasses.replace(MXFP4, interleaved=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,11 +118,6 @@ def _filled(moe: Any, padded: int) -> int:
     return max(0, min(padded, whole - rank * padded))
 
 
-def padded_to_blocks(size: int) -> int:
-    """Rounds a rank's intermediate size up to whole MXFP4 blocks."""
-    return -(-size // _MXFP4_BLOCK) * _MXFP4_BLOCK
-
-
 def _lora_may_change_experts(name: str) -> bool:
     """Returns whether vLLM may put LoRA adapters on this layer: yes, unless its target modules exclude the experts."""
     targets = getattr(getattr(_current_config(), "lora_config", None), "target_modules", None)
@@ -152,7 +130,7 @@ def _check_deployment(moe: Any, name: str, form: Form) -> None:
     parallel = moe.moe_parallel_config
     if moe.moe_backend != "auto":
         raise Refused(f"--moe-backend {moe.moe_backend} was asked for; leave it out")
-    if moe.has_bias and not form.biases:
+    if moe.has_bias and not form.mxfp4:
         raise Refused("experts with biases in a format for which vLLM has no parameters of biases")
     if moe.is_lora_enabled and _lora_may_change_experts(name):
         raise Refused(
@@ -167,15 +145,11 @@ def _check_deployment(moe: Any, name: str, form: Form) -> None:
         raise Refused(f"--all2all-backend {parallel.all2all_backend}: expected allgather_reducescatter")
 
 
-def _device(moe: Any) -> str:
-    import torch
-
+def _device(moe: Any) -> torch.device:
     device = torch.device(moe.device)
-    if device.type == "cpu":
-        return "cpu"
-    if device.type != "cuda" or torch.version.hip is not None:
+    if device.type != "cpu" and (device.type != "cuda" or torch.version.hip is not None):
         raise Refused(f"the device {device.type}{' of ROCm' if device.type == 'cuda' else ''}")
-    return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+    return device
 
 
 def _rank_tokens(moe: Any) -> int:
@@ -190,6 +164,11 @@ def _max_tokens(moe: Any) -> int:
     """Returns the most tokens of a run if vLLM gathers the tokens of data parallel ranks."""
     parallel = moe.moe_parallel_config
     return _rank_tokens(moe) * max(1, int(parallel.dp_size)) * max(1, int(parallel.pcp_size))
+
+
+def _batch_invariant() -> bool:
+    """Returns whether the user wants the same bits in every batch."""
+    return os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
 
 
 def _routers_are_watched() -> bool:
@@ -226,25 +205,21 @@ def _plan(layer: Any, name: str, chosen: Settings, form: Form, declared: Declare
     options = {**_sizes(moe, form), **_activation(layer, form)}
     if moe.has_bias:
         options["expert_biases"] = True
-    if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
+    if _batch_invariant():
         options["batch_invariant"] = True
-    inner, multiple = options["intermediate_size"], _MXFP4_BLOCK if form.mxfp4 else 16
+    inner, multiple = options["intermediate_size"], BLOCK if form.mxfp4 else 16
     if why := why_slice_refused(inner, int(moe.moe_parallel_config.tp_size), multiple, "--enable-expert-parallel"):
         raise Refused(f"MXFP4: {why}" if form.mxfp4 else why)
     if inner % multiple != 0 and form.mxfp4:
         raise Refused(f"MXFP4 in slices of {inner}: expected whole blocks of {multiple}")
     device = _device(moe)
-    activation_format, because = choose_activations(options, device, chosen.activation_format, declared)
-    options["activation_format"] = activation_format
-    if why := why_refused(options, device, chosen):
-        raise Refused(why)
+    options, activations = with_activations(options, device, chosen, declared)
     load_format = getattr(_current_config().load_config, "load_format", None)
-    own_router = chosen.router == "own" or (chosen.router == "auto" and device != "cpu")
+    own_router = chosen.router == "own" or (chosen.router == "auto" and device.type != "cpu")
     own_router = own_router and not _routers_are_watched()
     dummy = str(load_format) == "dummy"
-    filled, activations = _filled(moe, inner), f"{activation_format}, because {because}"
     ranks = _ranks(moe, name, chosen)
-    return LayerPlan(name, options, _max_tokens(moe), dummy, own_router, filled, activations, ranks)
+    return LayerPlan(name, options, _max_tokens(moe), dummy, own_router, _filled(moe, inner), activations, ranks)
 
 
 _refusals: dict[str, str] = {}  # name of a layer left to vLLM -> the reason
@@ -293,13 +268,10 @@ def gates_are_own() -> bool:
 
     It does not if they must have the same bits as those of larger batches.
     """
-    import torch
-
     if not torch.cuda.is_available() or torch.version.hip is not None:
         return False
     chosen = settings()
-    batch_invariant = os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
-    return chosen.mode != "0" and chosen.router != "engine" and not batch_invariant and "gate" in internals.fitting
+    return chosen.mode != "0" and chosen.router != "engine" and not _batch_invariant() and "gate" in internals.fitting
 
 
 def pattern(prefix: str) -> str:

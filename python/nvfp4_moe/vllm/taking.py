@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._declared import (
     NVFP4_ALGORITHMS,
     Declared,
-    declared_by_arguments,
+    declared_by_algorithms,
     declared_by_modelopt,
-    mixture,
+    declared_by_schemes,
     modelopt_algorithms,
-    most_precise,
 )
 from . import internals, methods
 from .gate import gate_or
-from .plan import GPT_OSS, MXFP4, NVFP4, Refused, left_to_vllm, plan_of
+from .plan import COMPRESSED, GPT_OSS, MXFP4, NVFP4, left_to_vllm, plan_of
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _routed_experts = internals.find("vllm.model_executor.layers.fused_moe.routed_experts:RoutedExperts")
 _current_config = internals.find("vllm.config:get_current_vllm_config")
-
-_modelopt = functools.cache(methods.modelopt_method)
-_compressed = functools.cache(methods.compressed_tensors_method)
-_mxfp4 = functools.cache(methods.mxfp4_method)
-_gpt = functools.cache(methods.gpt_oss_method)
 
 
 def method_of(format_name: str, config: Any, layer: Any, prefix: str, stock: Callable[[], Any]) -> Any:
@@ -55,7 +48,7 @@ def _of_modelopt_fp4(config: Any, layer: Any, prefix: str) -> Any:
         return None
     declared = declared_by_modelopt(getattr(config, "quant_method", "NVFP4"), _config_groups())
     plan = plan_of(layer, prefix, declared=declared)
-    return plan and _modelopt()(config, layer.moe_config, plan)
+    return plan and methods.modelopt_method()(config, layer.moe_config, plan)
 
 
 def _config_groups() -> Any:
@@ -73,13 +66,10 @@ def _of_modelopt_mixed(config: Any, layer: Any, prefix: str) -> Any:
     algorithms = modelopt_algorithms(config.quantized_layers, candidates, _projections(layer)) or {prefix: algorithm}
     if not NVFP4_ALGORITHMS.intersection(algorithms.values()):
         return None
-    declared: Declared | Refused = most_precise(declared_by_modelopt(one) for one in algorithms.values())
-    if why := mixture(algorithms, NVFP4_ALGORITHMS):
-        declared = Refused(why)
-    if not (plan := plan_of(layer, prefix, declared=declared)):
+    if not (plan := plan_of(layer, prefix, declared=declared_by_algorithms(algorithms))):
         return None
     own = config.nvfp4_config if algorithm == "NVFP4" else config.w4a16_nvfp4_config
-    return _modelopt()(own, layer.moe_config, plan)
+    return methods.modelopt_method()(own, layer.moe_config, plan)
 
 
 def _projections(layer: Any) -> list[str]:
@@ -92,27 +82,9 @@ def _of_compressed_tensors(config: Any, layer: Any, prefix: str) -> Any:
     config._add_fused_moe_to_target_scheme_map()
     names = [f"{prefix}.0.{name}" for name in _projections(layer)]
     schemes = {name: config.get_scheme_dict(layer=layer, layer_name=name) or {} for name in names}
-    kinds = {name: _weights_of(config, scheme) for name, scheme in schemes.items()}
-    if "NVFP4" not in kinds.values():
-        return None
-    declared: Declared | Refused = most_precise(
-        declared_by_arguments(scheme.get("input_activations"), name.rpartition(".")[2])
-        for name, scheme in schemes.items()
-    )
-    if why := mixture(kinds, {"NVFP4"}):
-        declared = Refused(why)
-    plan = plan_of(layer, prefix, declared=declared)
-    return plan and _compressed()(layer.moe_config, plan)
-
-
-def _weights_of(config: Any, scheme: Mapping[str, Any]) -> str:
-    """Names the weight format of a scheme in a message, for example NVFP4."""
-    weights = scheme.get("weights")
-    if weights is None:
-        return "not quantized"
-    if config._is_nvfp4_format(weights):
-        return "NVFP4"
-    return f"{weights.num_bits} bits, {getattr(weights.type, 'value', weights.type)}"
+    declared = declared_by_schemes(schemes, config._is_nvfp4_format)
+    plan = declared and plan_of(layer, prefix, COMPRESSED, declared)
+    return plan and methods.compressed_tensors_method()(layer.moe_config, plan)
 
 
 def _of_deepseek_v4(config: Any, layer: Any, prefix: str) -> Any:
@@ -128,8 +100,8 @@ def _of_deepseek_v4(config: Any, layer: Any, prefix: str) -> Any:
     if plan is None:
         return None
     if is_nvfp4:
-        return _modelopt()(config._get_nvfp4_config(), layer.moe_config, plan)
-    return _mxfp4()(layer.moe_config, plan)
+        return methods.modelopt_method()(config._get_nvfp4_config(), layer.moe_config, plan)
+    return methods.mxfp4_method()(layer.moe_config, plan)
 
 
 def _has_nvfp4_experts(config: Any, prefix: str) -> bool:
@@ -144,7 +116,7 @@ def _has_nvfp4_experts(config: Any, prefix: str) -> bool:
 
 def _of_gpt_oss(config: Any, layer: Any, prefix: str) -> Any:
     plan = plan_of(layer, prefix, GPT_OSS, Declared("bf16", "quant_method mxfp4"))
-    return plan and _gpt()(layer.moe_config, plan)
+    return plan and methods.gpt_oss_method()(layer.moe_config, plan)
 
 
 _OWN: dict[str, Callable[[Any, Any, str], Any]] = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .._fused_experts import mark_missing
+from .._fused_parameters import mark_missing
 from . import op
 
 _MUST_COME = ("_weight_scale", "_weight_scale_2", "_weight_global_scale", "_bias")

@@ -95,13 +95,12 @@ def ask(monkeypatch, activation_format):
     """Sets the format of activations for new layers. The environment would set it for the whole process."""
     from nvfp4_moe.sglang import compressed_tensors, hooks
 
-    def asking(own, place):
-        def asked(*given):
-            settings = dataclasses.replace(given[place], activation_format=activation_format)
-            return own(*given[:place], settings, *given[place + 1 :])
+    def asking(own):
+        def asked(layer, hidden_size, intermediate_size, settings, *more):
+            settings = dataclasses.replace(settings, activation_format=activation_format)
+            return own(layer, hidden_size, intermediate_size, settings, *more)
 
         return asked
 
     for module in (hooks, compressed_tensors):
-        for name, place in (("layer_options", 3), ("activations_of", 1)):
-            monkeypatch.setattr(module, name, asking(getattr(module, name), place))
+        monkeypatch.setattr(module, "layer_options", asking(module.layer_options))

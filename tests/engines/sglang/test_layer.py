@@ -214,8 +214,9 @@ def test_an_expert_that_no_file_brings_is_an_error(sglang, configured, any_model
                 pack(layer)
 
 
-def test_random_weights_of_a_dummy_load_are_made_legal(sglang, configured):
+def test_random_weights_of_a_dummy_load_are_made_legal(sglang, configured, model):
     configured(load_format="dummy")
+    from nvfp4_moe.sglang.experts import packing_follows
     from sglang.srt.model_loader.weight_utils import initialize_dummy_weights
 
     for form in ("modelopt", "compressed_w4a4"):
@@ -225,6 +226,11 @@ def test_random_weights_of_a_dummy_load_are_made_legal(sglang, configured):
             assert (layer.w13_weight_scale.float() < 0).any()
             layer.quant_method.process_weights_after_loading(layer)
             assert run(layer, *batch()).isfinite().all()
+            with packing_follows():
+                load(layer, form, model)
+            layer.w13_weight_scale.data[2, 5, 1] = float("nan")
+            with pytest.raises(nvfp4_moe.BadInput):  # weights loaded later must be a checkpoint's
+                layer.quant_method.process_weights_after_loading(layer)
 
 
 # ---- layers that are left to SGLang

@@ -2,6 +2,7 @@
 #include "runtime/formats.h"
 
 #include <cfenv>
+#include <cmath>
 
 namespace ptxemu {
 namespace {

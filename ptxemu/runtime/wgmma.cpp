@@ -210,6 +210,8 @@ InFlightRegisters* find_record(Thread* T, int count, uint32_t* const* d) {
 
 InFlightRegisters* new_record(Thread* T, int count, uint32_t* const* d) {
   auto record = std::make_unique<InFlightRegisters>();
+  const size_t room = static_cast<size_t>(count);
+  record->registers.reserve(room), record->slots.reserve(room), record->values.reserve(room);
   bool any_in_flight = false;
   for (int i = 0; i < count && T->in_flight; ++i)
     any_in_flight |= find_register(T, d[i]).first != nullptr;

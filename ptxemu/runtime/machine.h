@@ -95,7 +95,7 @@ struct Thread {
 
   bool cluster_arrived = false;
   uint32_t cluster_phase = 0;
-  bool triggered = false;  // launch_dependents
+  bool triggered = false;    // launch_dependents
   uint64_t wgmma_group = 0;  // the commit group that is open
   InFlightRegisters* in_flight = nullptr;
   OrderThread* order = nullptr;

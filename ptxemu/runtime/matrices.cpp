@@ -228,9 +228,10 @@ void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_
     unpack_block_scaled(lanes, blocks, ue8m0, scale_a.thread_id, scale_b.thread_id, operands);
     double sums[16][8];
     for (int row = 0; row < 16; ++row)
-      (blocks == 4 ? row_of_product<64, 4, int16_t, 8> : row_of_product<64, 2, int16_t, 8>)(
-          operands.a[row], operands.a_scales[row], operands.b, operands.b_scales, kQuarter,
-          sums[row]);
+      (blocks == 4 ? row_of_product<64, 4, int16_t, 8>
+                   : row_of_product<64, 2, int16_t, 8>)(operands.a[row], operands.a_scales[row],
+                                                        operands.b, operands.b_scales, kQuarter,
+                                                        sums[row]);
     put_floats(lanes, sums);
   });
 }

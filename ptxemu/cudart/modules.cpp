@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <regex>
 #include <sstream>
 #include <thread>
@@ -29,6 +30,7 @@ struct Kernel {
   std::string text = {};                   // the translated part of the module's text
   const KernelInfo* translations[2] = {};  // without and with calls to the checker of order
   uint64_t dynamic_limit = 49152;
+  std::optional<KernelFacts> facts = {};  // once they have been read from the text
 };
 
 struct Module {
@@ -165,8 +167,10 @@ std::string part_of_kernel(const std::string& text, const std::string& kernel) {
                  name_end = text.find_first_of(" \t\r\n({;", name);
     size_t end = text.find_first_of("{;", entry);
     const bool declared = end < text.size() && text[end] == ';';
+    // A character at a time: a module has megabytes, and each of its kernels is looked for.
     for (int depth = declared ? 0 : 1; depth > 0 && ++end < text.size();) {
-      if (text.compare(end, 2, "//") == 0) end = std::min(text.find('\n', end), text.size() - 1);
+      if (text[end] == '/' && text[end - 1] == '/')
+        end = std::min(text.find('\n', end), text.size() - 1);
       depth += (text[end] == '{') - (text[end] == '}');
     }
     if (end >= text.size()) return text;
@@ -332,6 +336,10 @@ Kernel* find_kernel(const void* host_function) {
 cudaError_t kernel_facts(Kernel* kernel, KernelFacts* facts) {
   choose(kernel->module);
   if (!kernel->module->text) return cudaErrorNoKernelImageForDevice;
+  if (kernel->facts) {
+    *facts = *kernel->facts;
+    return cudaSuccess;
+  }
   const std::string& text = *kernel->module->text;
   const size_t begin = text.find(".entry " + kernel->name + "(");
   if (begin == std::string::npos) return cudaErrorInvalidDeviceFunction;
@@ -351,6 +359,7 @@ cudaError_t kernel_facts(Kernel* kernel, KernelFacts* facts) {
     facts->static_shared_bytes = (facts->static_shared_bytes + align - 1) / align * align +
                                  static_cast<uint32_t>(std::stoul((*it)[2]));
   }
+  kernel->facts = *facts;
   return cudaSuccess;
 }
 

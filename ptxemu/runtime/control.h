@@ -45,10 +45,18 @@ void add_pending_arrival(Thread* T, uint64_t* barrier);
 void leave_barriers(Thread* T);
 void finish_copies(Thread* T);
 
-// Waits for the lanes of `mask` (aligned: the whole warp). The last lane runs `together` on the
-// inputs of all.
-void meet(Thread* T, uint32_t mask, const char* what, void* mine, bool aligned,
-          const std::function<void(void**, uint32_t)>& together);
+// Waits for the lanes of `mask` (aligned: the whole warp). The last lane runs its `together` on the
+// inputs of all. A pointer to it, because a std::function of each lane would allocate memory.
+using Together = void (*)(const void* object, void** lanes, uint32_t mask);
+void meet(Thread* T, uint32_t mask, const char* what, void* mine, bool aligned, Together call,
+          const void* object);
+template <class F>
+void meet(Thread* T, uint32_t mask, const char* what, void* mine, bool aligned, const F& together) {
+  const Together call = [](const void* object, void** lanes, uint32_t present) {
+    (*static_cast<const F*>(object))(lanes, present);
+  };
+  meet(T, mask, what, mine, aligned, call, &together);
+}
 constexpr uint32_t kWholeWarp = 0xffffffffu;
 
 // The byte at (row, byte of k) of a K-major operand under a shared-memory descriptor.

@@ -2,7 +2,6 @@
 // minimum and maximum.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -76,10 +75,10 @@ inline float maximum_nan(float a, float b) {
   return either_nan(a, b) ? as_float(0x7fffffffu) : maximum_number(a, b);
 }
 inline double minimum_double(double a, double b) {
-  return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? a : b) : a < b ? a : b;
+  return a != a ? b : b != b ? a : a == b ? (__builtin_signbit(a) ? a : b) : a < b ? a : b;
 }
 inline double maximum_double(double a, double b) {
-  return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? b : a) : a > b ? a : b;
+  return a != a ? b : b != b ? a : a == b ? (__builtin_signbit(a) ? b : a) : a > b ? a : b;
 }
 template <class F>
 inline uint32_t xorsign_abs(F choice, float a, float b) {
@@ -128,15 +127,15 @@ inline float float_from_integer(T x, Rounding mode) {
   const long double error = static_cast<long double>(nearest) - static_cast<long double>(x);
   if (mode == kNearest || error == 0) return nearest;
   const bool lower = mode == kDown || (mode == kToZero && x > 0);
-  if (lower) return error > 0 ? std::nextafterf(nearest, -INFINITY) : nearest;
-  return error < 0 ? std::nextafterf(nearest, INFINITY) : nearest;
+  if (lower) return error > 0 ? __builtin_nextafterf(nearest, -__builtin_inff()) : nearest;
+  return error < 0 ? __builtin_nextafterf(nearest, __builtin_inff()) : nearest;
 }
 inline double round_to_integer(double x, Rounding mode) {
   if (planted(Fault::cvt_rzi_nearest) && mode == kToZero) mode = kNearest;
-  return mode == kNearest  ? std::nearbyint(x)
-         : mode == kToZero ? std::trunc(x)
-         : mode == kDown   ? std::floor(x)
-                           : std::ceil(x);
+  return mode == kNearest  ? __builtin_nearbyint(x)
+         : mode == kToZero ? __builtin_trunc(x)
+         : mode == kDown   ? __builtin_floor(x)
+                           : __builtin_ceil(x);
 }
 template <class T>
 inline T integer_from_double(double x, Rounding mode, bool nan_is_top_bit) {

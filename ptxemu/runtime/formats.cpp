@@ -1,7 +1,9 @@
 // Roundings that the C++ type system does not have. Compiled with -frounding-math.
 #include "runtime/formats.h"
 
+#include <array>
 #include <cfenv>
+#include <cmath>
 
 namespace ptxemu {
 namespace {
@@ -170,14 +172,25 @@ uint8_t ue8m0_from_float(float x, Rounding mode, bool finite) {
   return static_cast<uint8_t>(exponent + above > 254 ? (finite ? 254 : 255) : exponent + above);
 }
 
-float float_from_e4m3(uint32_t x) {
-  if ((x & 0x7fu) == 0x7fu) return as_float(0x7fffffffu);
-  const int exponent = x >> 3 & 15, mantissa = x & 7;
-  const float magnitude = exponent
-                              ? std::ldexp(1.0f + static_cast<float>(mantissa) / 8, exponent - 7)
-                              : std::ldexp(static_cast<float>(mantissa), -9);
-  return x & 0x80u ? -magnitude : magnitude;
-}
+namespace {
+
+// Values of the codes, computed before the first kernel runs.
+const std::array<float, 256> kE4m3Values = [] {
+  std::array<float, 256> values;
+  for (uint32_t x = 0; x < 256; ++x) {
+    const int exponent = x >> 3 & 15, mantissa = x & 7;
+    const float magnitude = exponent
+                                ? std::ldexp(1.0f + static_cast<float>(mantissa) / 8, exponent - 7)
+                                : std::ldexp(static_cast<float>(mantissa), -9);
+    values[x] = x & 0x80u ? -magnitude : magnitude;
+  }
+  values[0x7f] = values[0xff] = as_float(0x7fffffffu);
+  return values;
+}();
+
+}  // namespace
+
+float float_from_e4m3(uint32_t x) { return kE4m3Values[x & 255]; }
 float float_from_e5m2(uint32_t x) {
   return float_from_f16(static_cast<uint16_t>((x & 0xffu) << 8));
 }

@@ -1,9 +1,14 @@
 // The emulated machine: threads on fibers, warps, ctas with shared and tensor memory, clusters,
 // launches.
+//
+// Translated kernels (PTXEMU_KERNEL) see only plain members, because g++ needs several times as
+// long for the standard library's headers as for most kernels. The other members of a structure
+// come last, so that kernels and the run time agree about where the plain ones are.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#ifndef PTXEMU_KERNEL
+#include <array>
 #include <deque>
 #include <functional>
 #include <list>
@@ -11,6 +16,7 @@
 #include <memory>
 #include <string>
 #include <vector>
+#endif
 
 #include "runtime/bits.h"
 #include "runtime/order.h"
@@ -45,6 +51,9 @@ constexpr uint32_t kSharedBase = 1024, kSharedOffsetBits = 24;
 constexpr uint64_t kSharedTag = 0x7e00000000000000ull;
 constexpr uint8_t kSharedPoison = 0xfe;
 
+#ifdef PTXEMU_KERNEL
+struct InFlightRegisters;
+#else
 // Registers that wgmma is still writing: their current owner, and their values once they become
 // visible.
 struct InFlightRegisters {
@@ -63,6 +72,7 @@ struct PendingCopy {
   bool fetched;
   std::array<uint8_t, 16> bytes;
 };
+#endif
 
 struct Warp;
 struct Thread {
@@ -85,17 +95,9 @@ struct Thread {
 
   bool cluster_arrived = false;
   uint32_t cluster_phase = 0;
-  bool triggered = false;  // launch_dependents
-  std::vector<PendingCopy> open_copies;
-  // Lists, because an empty deque takes memory, and each thread of each cta has two of these.
-  std::list<std::vector<PendingCopy>> copy_groups;
-  std::vector<std::function<void()>> open_bulk;
-  std::list<std::vector<std::function<void()>>> bulk_groups;
+  bool triggered = false;    // launch_dependents
   uint64_t wgmma_group = 0;  // the commit group that is open
   InFlightRegisters* in_flight = nullptr;
-  std::vector<std::unique_ptr<InFlightRegisters>> in_flight_records;
-  std::vector<std::pair<uint32_t*, uint32_t>>
-      tensor_loads;  // registers that tcgen05.ld writes, until wait::ld
   OrderThread* order = nullptr;
 
   uint8_t* shared_at(uint64_t address, uint32_t size);
@@ -111,6 +113,17 @@ struct Thread {
     if (low < local_low) local_low = low;
     if (low + size > local_high) local_high = low + size;
   }
+
+#ifndef PTXEMU_KERNEL
+  std::vector<PendingCopy> open_copies;
+  // Lists, because an empty deque takes memory, and each thread of each cta has two of these.
+  std::list<std::vector<PendingCopy>> copy_groups;
+  std::vector<std::function<void()>> open_bulk;
+  std::list<std::vector<std::function<void()>>> bulk_groups;
+  std::vector<std::unique_ptr<InFlightRegisters>> in_flight_records;
+  std::vector<std::pair<uint32_t*, uint32_t>>
+      tensor_loads;  // registers that tcgen05.ld writes, until wait::ld
+#endif
 };
 
 // Lanes that wait for each other at one instruction.
@@ -120,20 +133,25 @@ struct Rendezvous {
   void* lanes[32];
 };
 
+#ifndef PTXEMU_KERNEL
 // A wgmma that one warp has issued: 16 rows of D.
 struct WarpProduct {
   uint64_t group;
   std::function<void()> compute;
 };
+#endif
 
 struct Warp {
   Cta* cta;
   uint32_t index, ready = 0, alive = 0, born = 0;
   Thread* lanes[32] = {};
   Rendezvous rendezvous[8];
+#ifndef PTXEMU_KERNEL
   std::list<WarpProduct> products;
+#endif
 };
 
+#ifndef PTXEMU_KERNEL
 struct NamedBarrier {
   uint32_t expected = 0, count = 0, trues = 0, reductions = 0, result = 0;
   std::vector<Thread*> waiting;
@@ -147,6 +165,7 @@ struct TensorMemory {
   uint32_t allocated = 0;
   bool permit = true;
 };
+#endif
 
 struct Cta {
   Cluster* cluster;
@@ -156,13 +175,16 @@ struct Cta {
       dynamic_shared_bytes, shared_bytes;
   uint32_t alive, untriggered;  // threads
   uint8_t* shared;
+  OrderCta* order = nullptr;
+#ifndef PTXEMU_KERNEL
   std::vector<Warp> warps;
   std::vector<Thread> threads;
   NamedBarrier barriers[16];
   TensorMemory tensor;
-  OrderCta* order = nullptr;
+#endif
 };
 
+#ifndef PTXEMU_KERNEL
 using Work = std::function<void()>;
 struct Cluster {
   Launch* launch;
@@ -200,5 +222,6 @@ struct Launch : LaunchRequest {
   std::vector<Thread*> waiting_for_predecessor;
   bool complete() const { return finished == total; }
 };
+#endif
 
 }  // namespace ptxemu

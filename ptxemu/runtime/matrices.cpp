@@ -1,10 +1,9 @@
 // ldmatrix, stmatrix, mma.sync. A product's sum is exact in double if the values allow it, and
 // rounded once.
-#include <immintrin.h>
-
 #include <cstring>
 
 #include "runtime/control.h"
+#include "runtime/products.h"
 
 namespace ptxemu {
 namespace {
@@ -33,16 +32,13 @@ void put_floats(void** lanes, const double (*sums)[8]) {
   }
 }
 
-// Products of m16n8 over k values, from arrays (16, k) and (8, k).
-template <int kK, class V>
-void sums_of(const V (*a)[kK], const V (*b)[kK], double (*sums)[8]) {
+// Products of m16n8 over k values, from arrays (16, k) and (k, 8).
+using EightDoubles = Columns<double, 8>::Type;
+template <int kK>
+void sums_of(const double (*a)[kK], const EightDoubles* b, double (*sums)[8]) {
+  static constexpr double kOne[1][8] = {{1, 1, 1, 1, 1, 1, 1, 1}};
   for (int row = 0; row < 16; ++row)
-    for (int column = 0; column < 8; ++column) {
-      double sum = 0;
-      for (int k = 0; k < kK; ++k)
-        sum += static_cast<double>(a[row][k]) * static_cast<double>(b[column][k]);
-      sums[row][column] = sum;
-    }
+    row_of_product<kK, 1, double, 8>(a[row], kOne[0], b, kOne, 1, sums[row]);
 }
 
 }  // namespace
@@ -96,11 +92,11 @@ void store_matrix(Thread* T, int count, bool transposed, uint64_t address, const
 
 namespace {
 
-// A (16, k) and B (8, k) out of the lanes' words, each of kEach values of k: word 2 i of A holds
+// A (16, k) and B (k, 8) out of the lanes' words, each of kEach values of k: word 2 i of A holds
 // row g = lane / 4, word 2 i + 1 row g + 8, and lane % 4 is the place within 4 kEach values.
 // value(word, number in it, of A).
 template <int kEach, int kK, class V, class F>
-void unpack(void** lanes, int k, V (*a)[kK], V (*b)[kK], F value) {
+void unpack(void** lanes, int k, V (*a)[kK], typename Columns<V, 8>::Type* b, F value) {
   const int second = planted(Fault::mma_rows) ? 0 : 8, first = 8 - second;
   for (int lane = 0; lane < 32; ++lane) {
     const ProductLane& x = *static_cast<ProductLane*>(lanes[lane]);
@@ -110,7 +106,7 @@ void unpack(void** lanes, int k, V (*a)[kK], V (*b)[kK], F value) {
         const int at = 4 * kEach * part + q + i;
         a[g + first][at] = value(x.a[2 * part], i, true);
         a[g + second][at] = value(x.a[2 * part + 1], i, true);
-        b[g][at] = value(x.b[part], i, false);
+        b[at][g] = value(x.b[part], i, false);
       }
   }
 }
@@ -121,10 +117,11 @@ void multiply_halves(Thread* T, int k, bool bf16, uint32_t* d, const uint32_t* a
                      const uint32_t* c) {
   ProductLane mine{d, a, b, c, 0, 0};
   meet(T, 0, "aligned mma.sync", &mine, true, [=](void** lanes, uint32_t) {
-    float left[16][16] = {}, right[8][16] = {};
+    double left[16][16] = {};
+    EightDoubles right[16] = {};
     unpack<2>(lanes, k, left, right, [=](uint32_t pair, int i, bool) {
       const uint16_t bits = static_cast<uint16_t>(pair >> (16 * i));
-      return bf16 ? float_from_bf16(bits) : float_from_f16(bits);
+      return static_cast<double>(bf16 ? float_from_bf16(bits) : float_from_f16(bits));
     });
     double sums[16][8];
     sums_of<16>(left, right, sums);
@@ -136,7 +133,8 @@ void multiply_bytes(Thread* T, int k, bool a_signed, bool b_signed, uint32_t* d,
                     const uint32_t* b, const uint32_t* c) {
   ProductLane mine{d, a, b, c, 0, 0};
   meet(T, 0, "aligned mma.sync", &mine, true, [=](void** lanes, uint32_t) {
-    int32_t left[16][32] = {}, right[8][32] = {};
+    int32_t left[16][32] = {};
+    Columns<int32_t, 8>::Type right[32] = {};
     unpack<4>(lanes, k, left, right, [=](uint32_t word, int i, bool of_a) {
       const uint8_t byte = static_cast<uint8_t>(word >> (8 * i));
       return (of_a ? a_signed : b_signed) ? int32_t{static_cast<int8_t>(byte)} : int32_t{byte};
@@ -147,7 +145,7 @@ void multiply_bytes(Thread* T, int k, bool a_signed, bool b_signed, uint32_t* d,
         uint32_t sum = x.c[i];
         for (int j = 0; j < k; ++j)
           sum +=
-              static_cast<uint32_t>(left[lane / 4 + i / 2 * 8][j] * right[lane % 4 * 2 + i % 2][j]);
+              static_cast<uint32_t>(left[lane / 4 + i / 2 * 8][j] * right[j][lane % 4 * 2 + i % 2]);
         x.d[i] = sum;
       }
     }
@@ -158,17 +156,58 @@ void multiply_fp8(Thread* T, Small a_kind, Small b_kind, uint32_t* d, const uint
                   const uint32_t* b, const uint32_t* c) {
   ProductLane mine{d, a, b, c, 0, 0};
   meet(T, 0, "aligned mma.sync", &mine, true, [=](void** lanes, uint32_t) {
-    float left[16][32], right[8][32];
+    double left[16][32];
+    EightDoubles right[32];
     unpack<4>(lanes, 32, left, right, [=](uint32_t word, int i, bool of_a) {
       const uint32_t byte = word >> (8 * i) & 255;
-      return (of_a ? a_kind : b_kind) == Small::kE4M3 ? float_from_e4m3(byte)
-                                                      : float_from_e5m2(byte);
+      return static_cast<double>((of_a ? a_kind : b_kind) == Small::kE4M3 ? float_from_e4m3(byte)
+                                                                          : float_from_e5m2(byte));
     });
     double sums[16][8];
     sums_of<32>(left, right, sums);
     put_floats(lanes, sums);
   });
 }
+
+namespace {
+
+// Operands of m16n8k64 of E2M1: values in halves, and a scale for each block of a row of A or a
+// column of B.
+struct BlockScaledOperands {
+  int16_t a[16][64];
+  Columns<int16_t, 8>::Type b[64];
+  double a_scales[16][4], b_scales[4][8];
+};
+
+void unpack_block_scaled(void** lanes, int blocks, bool ue8m0, uint32_t a_thread, uint32_t b_thread,
+                         BlockScaledOperands& to) {
+  const auto value = [](uint32_t word, int i) {
+    return kE2m1Halves[word >> (4 * i) & (planted(Fault::block_scale_sign) ? 7 : 15)];
+  };
+  const auto scale = [=](uint32_t bytes, int block) {
+    const uint32_t byte = bytes >> (8 * block) & 255;
+    return static_cast<double>(ue8m0 ? float_from_bf16(bf16_from_ue8m0(byte))
+                                     : float_from_e4m3(byte & 127));
+  };
+  for (int lane = 0; lane < 32; ++lane) {
+    const ProductLane& x = *static_cast<ProductLane*>(lanes[lane]);
+    const int g = lane / 4, q = lane % 4;
+    for (int i = 0; i < 8; ++i) {
+      for (int word = 0; word < 4; ++word)
+        to.a[g + word % 2 * 8][8 * q + word / 2 * 32 + i] = value(x.a[word], i);
+      for (int word = 0; word < 2; ++word) to.b[8 * q + word * 32 + i][g] = value(x.b[word], i);
+    }
+    for (int block = 0; block < blocks; ++block) {
+      if (static_cast<uint32_t>(q / 2) == a_thread)
+        to.a_scales[g + q % 2 * 8][block] = scale(x.scale_a, block);
+      if (static_cast<uint32_t>(q) == b_thread)
+        to.b_scales[planted(Fault::block_scale_column) ? blocks - 1 - block : block][g] =
+            scale(x.scale_b, block);
+    }
+  }
+}
+
+}  // namespace
 
 // m16n8k64 of E2M1 with a scale for each block of a row of A and a column of B.
 //
@@ -185,45 +224,14 @@ void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_
   ProductLane mine{
       d, a, b, c, scale_a.bytes >> (8 * scale_a.byte_id), scale_b.bytes >> (8 * scale_b.byte_id)};
   meet(T, 0, "aligned mma.sync.block_scale", &mine, true, [=](void** lanes, uint32_t) {
-    float left[16][64], right[8][64];
-    double left_scales[16][4], right_scales[8][4];
-    static constexpr float kValues[16] = {0,    .5f,  1,  1.5f,  2,  3,  4,  6,
-                                          -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
-    const auto unpack = [](uint32_t word, float* to) {
-      for (int i = 0; i < 8; ++i)
-        to[i] = kValues[word >> (4 * i) & (planted(Fault::block_scale_sign) ? 7 : 15)];
-    };
-    const auto scale = [=](uint32_t bytes, int block) {
-      const uint32_t byte = bytes >> (8 * block) & 255;
-      return static_cast<double>(ue8m0 ? float_from_bf16(bf16_from_ue8m0(byte))
-                                       : float_from_e4m3(byte & 127));
-    };
-    for (int lane = 0; lane < 32; ++lane) {
-      const ProductLane& x = *static_cast<ProductLane*>(lanes[lane]);
-      const int g = lane / 4, q = lane % 4;
-      for (int i = 0; i < 4; ++i) unpack(x.a[i], left[g + i % 2 * 8] + 8 * q + i / 2 * 32);
-      for (int i = 0; i < 2; ++i) unpack(x.b[i], right[g] + 8 * q + i * 32);
-      for (int block = 0; block < blocks; ++block) {
-        if (static_cast<uint32_t>(q / 2) == scale_a.thread_id)
-          left_scales[g + q % 2 * 8][block] = scale(x.scale_a, block);
-        if (static_cast<uint32_t>(q) == scale_b.thread_id)
-          right_scales[g][planted(Fault::block_scale_column) ? blocks - 1 - block : block] =
-              scale(x.scale_b, block);
-      }
-    }
+    BlockScaledOperands operands;
+    unpack_block_scaled(lanes, blocks, ue8m0, scale_a.thread_id, scale_b.thread_id, operands);
     double sums[16][8];
-    const int length = 64 / blocks;
     for (int row = 0; row < 16; ++row)
-      for (int column = 0; column < 8; ++column) {
-        double sum = 0;
-        for (int block = 0; block < blocks; ++block) {
-          float part = 0;  // exact: multiples of 1/4 below 2^12
-          for (int k = block * length; k < (block + 1) * length; ++k)
-            part += left[row][k] * right[column][k];
-          sum += static_cast<double>(part) * left_scales[row][block] * right_scales[column][block];
-        }
-        sums[row][column] = sum;
-      }
+      (blocks == 4 ? row_of_product<64, 4, int16_t, 8>
+                   : row_of_product<64, 2, int16_t, 8>)(operands.a[row], operands.a_scales[row],
+                                                        operands.b, operands.b_scales, kQuarter,
+                                                        sums[row]);
     put_floats(lanes, sums);
   });
 }

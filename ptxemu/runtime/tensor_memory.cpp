@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "runtime/control.h"
+#include "runtime/products.h"
 
 namespace ptxemu {
 namespace {
@@ -88,8 +89,10 @@ struct Product {
   bool accumulate;
 };
 
-// Row m of this cta's part of D and column n, as tensor memory has them.
-void put(const Product& product, Cta* cta, uint32_t m, uint32_t n, double sum) {
+// Adds sums of row m of this cta's part of D, columns n to n + count - 1 of the same half of D, to
+// their cells in tensor memory, or replaces those.
+void put(const Product& product, Cta* cta, uint32_t m, uint32_t n, uint32_t count,
+         const double* sums) {
   const bool pair = product.ctas.size() == 2;
   const uint32_t rows = product.m / static_cast<uint32_t>(product.ctas.size());
   uint32_t lane = m, column = n;
@@ -99,10 +102,12 @@ void put(const Product& product, Cta* cta, uint32_t m, uint32_t n, double sum) {
     else
       lane = m / 16 * 32 + m % 16;
   }
-  uint32_t& at = cell(cta, product.d, lane, column);
   const bool accumulate = product.accumulate || planted(Fault::tcgen05_accumulates);
-  const double before = accumulate ? static_cast<double>(as_float(at)) : 0.0;
-  at = canonical_nan(float_bits(static_cast<float>(before + sum)));
+  for (uint32_t i = 0; i < count; ++i) {
+    uint32_t& at = cell(cta, product.d, lane, column + i);
+    const double before = accumulate ? static_cast<double>(as_float(at)) : 0.0;
+    at = canonical_nan(float_bits(static_cast<float>(before + sums[i])));
+  }
 }
 
 void check_product(Thread* T, const Product& product, const MatrixDescriptor& left,
@@ -127,35 +132,40 @@ uint32_t half_of(const Product& product, uint32_t part) {
                                              : part;
 }
 
-// D of a product over kK values of k, in kBlocks blocks with a scale each. V holds sums of a block
-// exactly. values(cta, descriptor, row, of A, to) and scales(cta, row, of A, to) read a row of A or
-// B.
+// D of a product over kK values of k, in kBlocks blocks with a scale each.
+// values(cta, descriptor, row, of A, to) and scales(cta, row, of A, to) read a row of A or B. V
+// holds sums of a block exactly; unit is what a product of 1 stands for.
 template <int kK, int kBlocks, class V, class Values, class Scales>
 void multiply(const Product& product, const MatrixDescriptor& left, const MatrixDescriptor& right,
-              Values values, Scales scales) {
+              double unit, Values values, Scales scales) {
+  constexpr uint32_t kColumns = 8;  // at once: N is a multiple of it
   const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count,
                  columns = product.n / count;
-  std::vector<V> b_values(product.n * kK);
-  for (uint32_t n = 0; n < product.n; ++n)
-    values(product.ctas[half_of(product, n / columns)], right, n % columns, false,
-           &b_values[n * kK]);
+  struct ColumnsOfB {
+    typename Columns<V, kColumns>::Type values[kK];
+    double scales[kBlocks][kColumns];
+  };
+  std::vector<ColumnsOfB> of_b(product.n / kColumns);
+  V row[kK];
+  double row_scales[kBlocks];
+  for (uint32_t n = 0; n < product.n; ++n) {
+    values(product.ctas[half_of(product, n / columns)], right, n % columns, false, row);
+    for (uint32_t k = 0; k < kK; ++k) of_b[n / kColumns].values[k][n % kColumns] = row[k];
+  }
   for (Cta* cta : product.ctas) {
-    std::vector<double> b_scales(product.n * kBlocks);
-    for (uint32_t n = 0; n < product.n; ++n) scales(cta, n, false, &b_scales[n * kBlocks]);
+    for (uint32_t n = 0; n < product.n; ++n) {
+      scales(cta, n, false, row_scales);
+      for (uint32_t block = 0; block < kBlocks; ++block)
+        of_b[n / kColumns].scales[block][n % kColumns] = row_scales[block];
+    }
     for (uint32_t m = 0; m < rows; ++m) {
-      V a_values[kK];
-      double a_scales[kBlocks];
-      values(cta, left, m, true, a_values);
-      scales(cta, m, true, a_scales);
-      for (uint32_t n = 0; n < product.n; ++n) {
-        double sum = 0;
-        for (uint32_t block = 0; block < kBlocks; ++block) {
-          V part = 0;
-          for (uint32_t k = kK / kBlocks * block; k < kK / kBlocks * (block + 1); ++k)
-            part += a_values[k] * b_values[n * kK + k];
-          sum += static_cast<double>(part) * a_scales[block] * b_scales[n * kBlocks + block];
-        }
-        put(product, cta, m, n, sum);
+      values(cta, left, m, true, row);
+      scales(cta, m, true, row_scales);
+      for (uint32_t n = 0; n < product.n; n += kColumns) {
+        const ColumnsOfB& b = of_b[n / kColumns];
+        double sums[kColumns];
+        row_of_product<kK, kBlocks, V, kColumns>(row, row_scales, b.values, b.scales, unit, sums);
+        put(product, cta, m, n, kColumns, sums);
       }
     }
   }
@@ -337,11 +347,13 @@ void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, 
         check_cells(T, cta, scale_b & ~0xc0000000ull, lane, 0, (product.n + 31) / 32, false);
       }
   enqueue_tensor_work(T, [=] {
-    const auto values = [](Cta* cta, const MatrixDescriptor& at, uint32_t row, bool, float* to) {
-      for (uint32_t byte = 0; byte < 32; ++byte) {
-        const uint8_t codes = *operand(cta, at, row, byte, 1);
-        to[2 * byte] = float_from_e2m1(codes & 15);
-        to[2 * byte + 1] = float_from_e2m1(codes >> 4);
+    const auto values = [](Cta* cta, const MatrixDescriptor& at, uint32_t row, bool, int16_t* to) {
+      for (uint32_t part = 0; part < 32; part += 16) {
+        const uint8_t* codes = operand(cta, at, row, part, 16);
+        for (uint32_t byte = 0; byte < 16; ++byte) {
+          *to++ = kE2m1Halves[codes[byte] & 15];
+          *to++ = kE2m1Halves[codes[byte] >> 4];
+        }
       }
     };
     const auto scales = [=](Cta* cta, uint32_t row, bool of_a, double* to) {
@@ -354,8 +366,7 @@ void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, 
       for (int block = 0; block < 4; ++block)
         to[block] = static_cast<double>(float_from_e4m3(bytes >> (8 * block) & 127));
     };
-    multiply<64, 4, float>(product, left, right, values,
-                           scales);  // a block's values are multiples of 1/4 below 2^10
+    multiply<64, 4, int16_t>(product, left, right, kQuarter, values, scales);
   });
 }
 
@@ -372,12 +383,12 @@ void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64
     const auto values = [=](Cta* cta, const MatrixDescriptor& at, uint32_t row, bool of_a,
                             double* to) {
       for (uint32_t k = 0; k < 16; ++k) {
-        const uint16_t bits = read<uint16_t>(operand(cta, at, row, 2 * k, 2));
+        const uint16_t bits = read<uint16_t>(operand(cta, at, row, k / 8 * 16, 16) + k % 8 * 2);
         to[k] = static_cast<double>((of_a ? a_bf16 : b_bf16) ? float_from_bf16(bits)
                                                              : float_from_f16(bits));
       }
     };
-    multiply<16, 1, double>(product, left, right, values,
+    multiply<16, 1, double>(product, left, right, 1, values,
                             [](Cta*, uint32_t, bool, double* to) { *to = 1; });
   });
 }

@@ -8,8 +8,8 @@ namespace ptxemu {
 
 // Lanes with the same mask at the same kind of instruction belong together. By definition `aligned`
 // instructions need the whole warp at the same instruction.
-void meet(Thread* T, uint32_t mask, const char* what, void* mine, bool aligned,
-          const std::function<void(void**, uint32_t)>& together) {
+void meet(Thread* T, uint32_t mask, const char* what, void* mine, bool aligned, Together call,
+          const void* object) {
   Warp* warp = T->warp;
   if (aligned) {
     mask = warp->born;
@@ -38,7 +38,7 @@ void meet(Thread* T, uint32_t mask, const char* what, void* mine, bool aligned,
   }
   Rendezvous met = *place;
   place->mask = 0;
-  together(met.lanes, mask);
+  call(object, met.lanes, mask);
   warp->ready |= mask & ~(1u << T->lane);
 }
 

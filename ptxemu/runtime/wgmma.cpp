@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "runtime/control.h"
+#include "runtime/products.h"
 
 namespace ptxemu {
 namespace {
@@ -119,6 +120,23 @@ float add_e4m3(float before, const float* left, const float* right) {
   return static_cast<float>(std::trunc(places * power_of_two(-own)) * power_of_two(own) * place);
 }
 
+// put(row, column, sum) for each of 16 rows and n columns.
+template <int kK, class Put>
+void multiply_rows(const float (*a)[kRowBytes], const float (*b)[kRowBytes], int n, Put put) {
+  static constexpr double kOne[1][8] = {{1, 1, 1, 1, 1, 1, 1, 1}};
+  for (int first = 0; first < n; first += 8) {
+    Columns<double, 8>::Type columns[kK];
+    for (int k = 0; k < kK; ++k)
+      for (int i = 0; i < 8; ++i) columns[k][i] = static_cast<double>(b[first + i][k]);
+    for (int row = 0; row < 16; ++row) {
+      double left[kK], sums[8];
+      for (int k = 0; k < kK; ++k) left[k] = static_cast<double>(a[row][k]);
+      row_of_product<kK, 1, double, 8>(left, kOne[0], columns, kOne, 1, sums);
+      for (int i = 0; i < 8; ++i) put(row, first + i, sums[i]);
+    }
+  }
+}
+
 void compute(const Issue& issue) {
   float a[16][kRowBytes], b[256][kRowBytes];
   const int per_word = 4 / element_bytes(issue.a_type),
@@ -133,35 +151,27 @@ void compute(const Issue& issue) {
     load_rows(issue, issue.a_type, issue.a_descriptor, issue.warp * 16, 16, a);
   }
   load_rows(issue, issue.b_type, issue.b_descriptor, 0, issue.n, b);
-  // Plain local names: the compiler would have to read those of `issue` again after every store.
-  const int n = issue.n;
   const bool accumulate = issue.accumulate || planted(Fault::wgmma_scale_d);
-  float transposed[kRowBytes][256];
-  double sums[256];
-  for (int column = 0; column < n; ++column)
-    for (int k = 0; k < depth; ++k) transposed[k][column] = b[column][k];
   uint32_t* d[32];
   for (int lane = 0; lane < 32; ++lane) d[lane] = issue.d[lane]->values.data() + issue.first[lane];
-  const bool e4m3 = issue.a_type == WgmmaType::kE4M3 && issue.b_type == WgmmaType::kE4M3;
-  for (int row = 0; e4m3 && row < 16; ++row)
-    for (int column = 0; column < n; ++column) {
-      uint32_t& to = d[row % 8 * 4 + column % 8 / 2][column / 8 * 4 + row / 8 * 2 + column % 2];
-      to = canonical_nan(float_bits(add_e4m3(accumulate ? as_float(to) : 0.0f, a[row], b[column])));
-    }
-  if (e4m3) return;
-  for (int row = 0; row < 16; ++row) {
-    std::fill(sums, sums + n, 0.0);
-    for (int k = 0; k < depth; ++k) {
-      const double left = static_cast<double>(a[row][k]);
-      for (int column = 0; column < n; ++column)
-        sums[column] += left * static_cast<double>(transposed[k][column]);
-    }
-    // A lane holds columns 8 j + 2 q and the next of rows g and g + 8.
-    for (int column = 0; column < n; ++column) {
-      uint32_t& to = d[row % 8 * 4 + column % 8 / 2][column / 8 * 4 + row / 8 * 2 + column % 2];
+  // A lane holds columns 8 j + 2 q and the next of rows g and g + 8.
+  const auto result = [&](int row, int column) -> uint32_t& {
+    return d[row % 8 * 4 + column % 8 / 2][column / 8 * 4 + row / 8 * 2 + column % 2];
+  };
+  if (issue.a_type == WgmmaType::kE4M3 && issue.b_type == WgmmaType::kE4M3) {
+    for (int row = 0; row < 16; ++row)
+      for (int column = 0; column < issue.n; ++column) {
+        uint32_t& to = result(row, column);
+        const float before = accumulate ? as_float(to) : 0.0f;
+        to = canonical_nan(float_bits(add_e4m3(before, a[row], b[column])));
+      }
+  } else {
+    const auto put = [&](int row, int column, double sum) {
+      uint32_t& to = result(row, column);
       const double before = accumulate ? static_cast<double>(as_float(to)) : 0.0;
-      to = canonical_nan(float_bits(static_cast<float>(before + sums[column])));
-    }
+      to = canonical_nan(float_bits(static_cast<float>(before + sum)));
+    };
+    depth == 16 ? multiply_rows<16>(a, b, issue.n, put) : multiply_rows<32>(a, b, issue.n, put);
   }
 }
 
@@ -200,6 +210,8 @@ InFlightRegisters* find_record(Thread* T, int count, uint32_t* const* d) {
 
 InFlightRegisters* new_record(Thread* T, int count, uint32_t* const* d) {
   auto record = std::make_unique<InFlightRegisters>();
+  const size_t room = static_cast<size_t>(count);
+  record->registers.reserve(room), record->slots.reserve(room), record->values.reserve(room);
   bool any_in_flight = false;
   for (int i = 0; i < count && T->in_flight; ++i)
     any_in_flight |= find_register(T, d[i]).first != nullptr;

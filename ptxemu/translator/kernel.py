@@ -31,10 +31,18 @@ class Scope:
     """Names of one pair of braces: single registers, and ranges such as %r<20>."""
 
     def __init__(self, parent, tag):
-        self.parent, self.tag, self.single, self.ranges = parent, tag, {}, {}
+        self.parent, self.tag, self.single, self.ranges, self.found = parent, tag, {}, {}, {}
 
     def find(self, name):
         """(type, C++ name) of a register; None for no register."""
+        if name not in self.found:
+            found = self.search(name)
+            if not found:
+                return None  # may be declared later
+            self.found[name] = found
+        return self.found[name]
+
+    def search(self, name):
         scope = self
         while scope:
             if name in scope.single:
@@ -165,6 +173,7 @@ class KernelEmitter:
                     self.unfenced[register] = self.line
 
     def declare(self, text):
+        self.scope.found.clear()
         if match := REGISTERS.fullmatch(text):
             if match[1] not in BITS:
                 raise TranslationError(f"unknown type .{match[1]}")
@@ -204,6 +213,10 @@ class KernelEmitter:
         if operand.startswith("{") and "," not in operand:
             operand = operand[1:-1].strip()
         kind = UNSIGNED[bits]
+        found = self.scope.find(operand)
+        if found:
+            self.registers[found[1]] = found[0]
+            return found[1] if BITS[found[0]] == bits else f"({kind}){found[1]}"
         if operand in SPECIAL:
             return f"({kind}){SPECIAL[operand]}"
         if match := re.fullmatch(r"0[fF]([0-9a-fA-F]{8})", operand):
@@ -217,11 +230,7 @@ class KernelEmitter:
             return f"({kind}){struct.unpack(form[1], struct.pack(form[0], float(operand)))[0]:#x}ull"
         if operand == "WARP_SZ":
             return "32u"
-        found = self.scope.find(operand)
-        if not found:
-            return f"({kind})({self.symbol(operand)})"
-        self.registers[found[1]] = found[0]
-        return found[1] if BITS[found[0]] == bits else f"({kind}){found[1]}"
+        return f"({kind})({self.symbol(operand)})"
 
     def get_signed(self, operand, bits):
         return f"(int{bits}_t){self.get(operand, bits)}"

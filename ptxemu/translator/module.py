@@ -1,6 +1,6 @@
 """A PTX module: its variables and functions, found without parsing function bodies."""
 
-import dataclasses
+import collections
 import re
 
 from .errors import TranslationError
@@ -26,15 +26,9 @@ ATTRIBUTES = {"maxntid", "reqntid", "minnctapersm", "maxnctapersm", "maxnreg", "
 ATTRIBUTES |= {"reqnctapercluster", "maxclusterrank", "blocksareclusters", "abi_preserve", "abi_preserve_control"}
 
 
-@dataclasses.dataclass
-class Variable:
-    name: str
-    space: str
-    size: int  # bytes
-    align: int
-    element: int  # bytes
-    extern: bool
-    values: list  # integers of the initializer; shorter than the array if the rest is zero
+# Named tuples, because importing dataclasses takes as long as translating a short kernel.
+class Variable(collections.namedtuple("Variable", "name space size align element extern values")):
+    """Size and element are in bytes. Values are the initializer's integers; the rest of the array is zero."""
 
     @property
     def dynamic(self):
@@ -42,23 +36,11 @@ class Variable:
         return self.space == "shared" and self.extern
 
 
-@dataclasses.dataclass
-class Parameter:
-    name: str
-    type: str
-    size: int
-    offset: int
+Parameter = collections.namedtuple("Parameter", "name type size offset")
 
 
-@dataclasses.dataclass
-class Function:
-    name: str
-    kind: str  # entry or func
-    results: list
-    parameters: list
-    attributes: str
-    body: str
-    line: int  # of the body's first character
+class Function(collections.namedtuple("Function", "name kind results parameters attributes body line")):
+    """Kind is entry or func; line is that of the body's first character."""
 
     def numbers(self, attribute):
         """The numbers after .attribute; [] without."""

@@ -5,6 +5,7 @@ import re
 from .errors import TranslationError
 
 BRACE = re.compile("[{}]")
+BRACKET = re.compile(r"[{}()\[\]]")
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 LABEL = re.compile(r"([A-Za-z$_%][\w$]*)\s*:(?!:)")
 TABLE = re.compile(r"\s*\.branchtargets\b([^;]*);")
@@ -17,6 +18,9 @@ def without_comments(text):
 
 def split_operands(text):
     """Splits at commas outside brackets."""
+    if not BRACKET.search(text):
+        parts = [part.strip() for part in text.split(",")]
+        return parts if parts[-1] else parts[:-1]
     found, depth, start = [], 0, 0
     for at, character in enumerate(text):
         if character in "{[(":

@@ -1,5 +1,8 @@
 """Matrix instructions against numpy: places of operands in registers and memory, and when results become visible."""
 
+import fractions
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -82,41 +85,114 @@ def nibbles(codes):
     return (codes.astype(np.uint32) << (4 * np.arange(8, dtype=np.uint32))).sum(1, dtype=np.uint32)
 
 
+def block_scaled(emulator, form, a_codes, b_codes, a_scales, b_scales, c, threads=(0, 0), first=0):
+    """The fragments of D of m16n8k64 of E2M1 codes (16, 64) and (8, 64) with scale codes (16, n) and (8, n).
+
+    The scales of lanes and the bytes that the selectors (`threads`, `first`) do not name are wrong."""
+    g, q = np.arange(32) // 4, np.arange(32) % 4
+    take = lambda codes, rows, first: nibbles(  # noqa: E731
+        np.stack([codes[r, f : f + 8] for r, f in zip(rows, first, strict=True)])
+    )  # fmt: skip
+    a_fragments = np.stack([take(a_codes, g + 8 * (i % 2), 8 * q + 32 * (i // 2)) for i in range(4)], 1)
+    b_fragments = np.stack([take(b_codes, g, 8 * q + 32 * i) for i in range(2)], 1)
+    both = np.full((32, 8), 0x18, np.uint8)
+    blocks = slice(first, first + a_scales.shape[1])
+    for lane in range(32):
+        if lane % 4 // 2 == threads[0]:
+            both[lane, :4][blocks] = a_scales[lane // 4 + 8 * (lane % 2)]
+        if lane % 4 == threads[1]:
+            both[lane, 4:][blocks] = b_scales[lane // 4]
+    mma = "mul.wide.u32 %rd7, %r1, 8; add.s64 %rd8, %rd_d, %rd7; ld.global.v2.u32 {%r30, %r31}, [%rd8];\n\t"
+    mma += f".reg .b16 first, ta, tb; mov.u16 first, {first}; mov.u16 ta, {threads[0]}; mov.u16 tb, {threads[1]};\n\t"
+    mma += f"mma.sync.aligned.m16n8k64.row.col.kind::{form} "
+    mma += (
+        "{%r20,%r21,%r22,%r23}, {%r10,%r11,%r12,%r13}, {%r14,%r15}, {%r16,%r17,%r18,%r19}, "
+        "{%r30}, {first, ta}, {%r31}, {first, tb};"
+    )
+    operands = [a_fragments, b_fragments, accumulator_fragments(c), both]
+    return emulator.run(FRAGMENTS.replace("MMA", mma), operands, (32, 4), np.float32)
+
+
+NVFP4 = "mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
+
+
 def test_mma_block_scaled(emulator):
-    """m16n8k64 of E2M1 with UE4M3 scales of 16 values: the scales of lanes that the selectors do not name are wrong."""
+    """m16n8k64 of E2M1 with UE4M3 scales of 16 values."""
     a_codes, b_codes = GENERATOR.integers(0, 16, (16, 64)), GENERATOR.integers(0, 16, (8, 64))
     scales = np.array([0.5, 1, 2, 4], np.float32).astype(ml_dtypes.float8_e4m3fn)
     a_pick, b_pick = GENERATOR.integers(0, 4, (16, 4)), GENERATOR.integers(0, 4, (8, 4))
     values = lambda codes: codes.astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)  # noqa: E731
     left = values(a_codes) * np.repeat(scales[a_pick].astype(np.float32), 16, axis=1)
     right = values(b_codes) * np.repeat(scales[b_pick].astype(np.float32), 16, axis=1)
-    c = integers((16, 8), -100, 100)
-    lanes = np.arange(32)
-    g, q = lanes // 4, lanes % 4
-    take = lambda codes, rows, first: nibbles(  # noqa: E731
-        np.stack([codes[r, f : f + 8] for r, f in zip(rows, first, strict=True)])
-    )  # fmt: skip
-    a_fragments = np.stack([take(a_codes, g + 8 * (i % 2), 8 * q + 32 * (i // 2)) for i in range(4)], 1)
-    b_fragments = np.stack([take(b_codes, g, 8 * q + 32 * i) for i in range(2)], 1)
-    for a_thread, b_thread in ((0, 0), (1, 3)):
-        scale_a = np.full((32, 4), 0x18, np.uint8)
-        scale_b = scale_a.copy()
-        for lane in range(32):
-            if lane % 4 // 2 == a_thread:
-                scale_a[lane] = scales.view(np.uint8)[a_pick[lane // 4 + 8 * (lane % 2)]]
-            if lane % 4 == b_thread:
-                scale_b[lane] = scales.view(np.uint8)[b_pick[lane // 4]]
-        both = np.concatenate([scale_a, scale_b], axis=1)
-        mma = "mul.wide.u32 %rd7, %r1, 8; add.s64 %rd8, %rd_s, %rd7; ld.global.v2.u32 {%r30, %r31}, [%rd8];\n\t"
-        mma += f".reg .b16 zero, ta, tb; mov.u16 zero, 0; mov.u16 ta, {a_thread}; mov.u16 tb, {b_thread};\n\t"
-        mma += "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3 "
-        mma += (
-            "{%r20,%r21,%r22,%r23}, {%r10,%r11,%r12,%r13}, {%r14,%r15}, {%r16,%r17,%r18,%r19}, "
-            "{%r30}, {zero, ta}, {%r31}, {zero, tb};"
-        )
-        operands = [a_fragments, b_fragments, accumulator_fragments(c), both]
-        got = emulator.run(FRAGMENTS.replace("MMA", mma.replace("rd_s", "rd_d")), operands, (32, 4), np.float32)
+    c, codes = integers((16, 8), -100, 100), scales.view(np.uint8)
+    for threads in ((0, 0), (1, 3)):
+        got = block_scaled(emulator, NVFP4, a_codes, b_codes, codes[a_pick], codes[b_pick], c, threads)
         assert (got == accumulator_fragments(left @ right.T + c)).all()
+
+
+def scale_value(code, ue8m0):
+    if ue8m0:
+        return math.nan if code == 255 else 2.0 ** (code - 127)
+    return float(np.uint8(code & 127).view(ml_dtypes.float8_e4m3fn))
+
+
+def plain_sum(a_codes, b_codes, a_scales, b_scales, ue8m0=False):
+    """A product of two rows of E2M1 codes as exact integers in each block, and exact fractions between UE4M3 blocks.
+
+    The sum between blocks of UE8M0 is one of doubles, which they may exceed."""
+    halves = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+    length, total = len(a_codes) // len(a_scales), 0.0 if ue8m0 else fractions.Fraction(0)
+    for block, scales in enumerate(zip(a_scales, b_scales, strict=True)):
+        a_scale, b_scale = (scale_value(int(code), ue8m0) for code in scales)
+        if math.isnan(a_scale + b_scale):
+            return math.nan
+        ks = range(block * length, (block + 1) * length)
+        part = sum(halves[a_codes[k]] * halves[b_codes[k]] for k in ks)
+        total += type(total)(a_scale) * type(total)(b_scale) * part / 4
+    return float(total)  # exact: 49 bits
+
+
+def extreme_codes(shape, kind):
+    """E2M1 codes: any, the largest of both signs, zeros of both signs, or terms that cancel."""
+    if kind == "cancel":
+        codes = GENERATOR.integers(0, 8, shape).reshape(-1, 2)
+        codes[:, 1] = codes[:, 0] | 8
+        return codes.reshape(shape)
+    return GENERATOR.choice({"any": range(16), "largest": (7, 15, 7, 7), "zero": (0, 8)}[kind], shape)
+
+
+@pytest.mark.parametrize("kind", ["any", "largest", "zero", "cancel"])
+@pytest.mark.parametrize(
+    "form, blocks, first",
+    [
+        (NVFP4, 4, 0),
+        ("mxf4.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue8m0", 2, 2),
+        ("mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue8m0", 4, 0),
+    ],
+    ids=["ue4m3", "2 of ue8m0", "4 of ue8m0"],
+)
+def test_mma_block_scaled_at_its_limits(emulator, form, blocks, first, kind):
+    """Every scale code, NaN included, as A's and as B's, against plain sums bit for bit."""
+    ue8m0 = "ue8m0" in form
+    a_scale_codes = GENERATOR.permutation(256).astype(np.uint8).reshape(-1, 16, blocks)
+    b_scale_codes = GENERATOR.permutation(256).astype(np.uint8).reshape(-1, 8, blocks)
+    for i, b_scales in enumerate(b_scale_codes):
+        a_scales = a_scale_codes[i % len(a_scale_codes)]
+        a_codes, b_codes = extreme_codes((16, 64), kind), extreme_codes((8, 64), kind)
+        if kind == "cancel":
+            b_codes[:] = b_codes[:, :1]
+        sums = [
+            [plain_sum(a_codes[m], b_codes[n], a_scales[m], b_scales[n], ue8m0) for n in range(8)] for m in range(16)
+        ]
+        sums = np.array(sums)
+        with np.errstate(over="ignore", invalid="ignore"):
+            # Accumulators that cancel the sum, of the same size, far apart, or zero.
+            c = GENERATOR.choice([-1, 1, 2.0**-26, 2.0**26, 0], sums.shape) * np.nan_to_num(sums.astype(np.float32))
+            c = c.astype(np.float32)
+            want = accumulator_fragments((sums + c.astype(np.float64)).astype(np.float32))
+        got = block_scaled(emulator, form, a_codes, b_codes, a_scales, b_scales, c, (1, 2), first)
+        want = np.where(np.isnan(want), 0x7FFFFFFF, want.view(np.uint32))
+        assert (got.view(np.uint32) == want).all()
 
 
 def core_matrices(operand):

@@ -1,12 +1,11 @@
 """tcgen05.mma: products of one cta and of pairs, block-scaled ones, and copies for pairs."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from trial.emulator import ORDERS, ptx
 from trial.test_copies import MAP, tensor_map
-from trial.test_matrices import BF16, core_matrices, integers
+from trial.test_matrices import BF16, core_matrices, integers, plain_sum
 
 GENERATOR = np.random.default_rng(11)
 REGISTERS = [f"%r{30 + i}" for i in range(16)]
@@ -84,19 +83,16 @@ def scale_atom(codes):
 @pytest.mark.parametrize("order", ORDERS)
 def test_block_scaled_product(emulator, order):
     """mxf4nvf4 of 128 by 16 by 64, scales by tcgen05.cp. The second product does not accumulate: D is one product."""
-    scales = np.array([0.5, 1, 2, 4], np.float32).astype(ml_dtypes.float8_e4m3fn)
     a, b = GENERATOR.integers(0, 16, (128, 64)).astype(np.uint8), GENERATOR.integers(0, 16, (16, 64)).astype(np.uint8)
-    pick_a, pick_b = GENERATOR.integers(0, 4, (128, 4)), GENERATOR.integers(0, 4, (128, 4))
-
-    def values(codes, pick):
-        plain = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-        return plain * np.repeat(scales[pick].astype(np.float32), 16, axis=1)
+    # Every scale code, NaN included.
+    scales_a = GENERATOR.permutation(np.repeat(np.arange(256), 2)).astype(np.uint8).reshape(128, 4)
+    scales_b = GENERATOR.integers(0, 127, (128, 4)).astype(np.uint8)
 
     def packed(codes):  # (rows, 32) bytes as core matrices of 8 rows by 16 bytes
         rows = (codes[:, 0::2] | codes[:, 1::2] << 4).reshape(-1, 8, 2, 16)
         return rows.transpose(0, 2, 1, 3).reshape(-1)
 
-    codes = [packed(a), packed(b)] + [scale_atom(scales.view(np.uint8)[pick]) for pick in (pick_a, pick_b)]
+    codes = [packed(a), packed(b)] + [scale_atom(scales) for scales in (scales_a, scales_b)]
     issue = """
 	sub.s64 %rd7, %rd3, 0x800000000; // 128 bytes from eight lines to the next
 	add.s64 %rd8, %rd7, 288; add.s64 %rd9, %rd7, 320; add.u32 %r24, %r11, 16; add.u32 %r25, %r11, 20;
@@ -107,7 +103,10 @@ def test_block_scaled_product(emulator, order):
     idesc = 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24
     with emulator.order(order):
         got = product(emulator, [np.concatenate(codes)], issue, idesc, 1)
-    assert (got[0] == values(a, pick_a) @ values(b, pick_b[:16]).T).all()
+    want = [[plain_sum(a[m], b[n], scales_a[m], scales_b[n]) for n in range(16)] for m in range(128)]
+    want = np.array(want).astype(np.float32)
+    assert np.isnan(want).any()
+    assert (got[0].view(np.uint32) == np.where(np.isnan(want), 0x7FFFFFFF, want.view(np.uint32))).all()
 
 
 @pytest.mark.parametrize("order", ORDERS)

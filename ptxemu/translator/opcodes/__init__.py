@@ -5,6 +5,7 @@ types in their order. Forms are a whitelist: an instruction that matches none is
 ignored. Most forms are rows of a table whose last column is a C++ template; `form` declares a function for the others.
 """
 
+import functools
 import importlib
 import re
 import string
@@ -166,19 +167,25 @@ def translate(kernel, name, operands):
         raise TranslationError(f"unknown instruction {name}")
     if modifiers.endswith("L2::cache_hint") or "L2::cache_hint." in modifiers:
         operands = operands[:-1]
-    known = False
-    for pattern, function in FORMS[word]:
-        if match := re.fullmatch(pattern, "." + modifiers if modifiers else ""):
-            known = True
-            try:
-                code = function(kernel, match.groupdict(), list(operands))
-            except (IndexError, ValueError) as error:
-                raise TranslationError(f"{name}: unexpected operands ({error})") from error
-            if code is not None:
-                return code
+    known = matches(word, modifiers)
+    for groups, function in known:
+        try:
+            code = function(kernel, dict(groups), list(operands))
+        except (IndexError, ValueError) as error:
+            raise TranslationError(f"{name}: unexpected operands ({error})") from error
+        if code is not None:
+            return code
     raise TranslationError(
         f"{name}: unexpected operands" if known else f"unknown modifiers or types of {word} in {name}"
     )
+
+
+@functools.cache
+def matches(word, modifiers):
+    """The forms that match an instruction's name, as (named groups, function). A kernel uses few names, each often."""
+    text = "." + modifiers if modifiers else ""
+    found = ((re.fullmatch(pattern, text), function) for pattern, function in FORMS[word])
+    return [(match.groupdict(), function) for match, function in found if match]
 
 
 for family in FAMILIES:

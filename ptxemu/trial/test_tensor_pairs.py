@@ -25,7 +25,7 @@ store:
 	@%p1 bra store;
 	shr.u32 %r10, %r1, 5; setp.ne.u32 %p2, %r10, 0;
 	@%p2 bra ready;
-	tcgen05.alloc.cta_group::GROUP.sync.aligned.shared::cta.b32 [%r21], 64;
+	tcgen05.alloc.cta_group::GROUP.sync.aligned.shared::cta.b32 [%r21], ALLOCATED;
 	setp.ne.u32 %p3, %r1, 0;
 	@!%p3 mbarrier.init.shared::cta.b64 [%r20], 1;
 ready:
@@ -54,18 +54,19 @@ wait:
 STORES
 	barrier.cluster.arrive.release; barrier.cluster.wait.acquire;
 	@%p2 bra done;
-	tcgen05.dealloc.cta_group::GROUP.sync.aligned.b32 %r11, 64;
+	tcgen05.dealloc.cta_group::GROUP.sync.aligned.b32 %r11, ALLOCATED;
 done:
 """
 
 
-def product(emulator, operands, issue, idesc, ctas, column=0):
+def product(emulator, operands, issue, idesc, ctas, column=0, allocated=64):
     """(ctas, 128, 16) of D: columns `column` and up of tensor memory, after the instructions of `issue`."""
     stores = "\n".join(f"\tst.global.u32 [%rd7+{4 * i}], {name};" for i, name in enumerate(REGISTERS))
     items = operands[0].nbytes // 16
     text = PRODUCT.replace("STORES", stores).replace("ISSUE", issue).replace("IDESC", str(idesc))
     text = text.replace("REGISTERS", ", ".join(REGISTERS)).replace("GROUP", str(ctas)).replace("COLUMN", str(column))
     text = text.replace("ITEMS", str(items)).replace("OFFSET", str(16 * items))
+    text = text.replace("ALLOCATED", str(allocated))
     if ctas == 1:
         text = text.replace("mov.u16 %h1, 3;", "mov.u16 %h1, 1;")
     shared = (
@@ -81,20 +82,23 @@ def scale_atom(codes):
     return codes.reshape(4, 32, 4).transpose(1, 0, 2).reshape(-1)
 
 
+def scaled(codes, scales):
+    """E2M1 codes (rows, k) times the scale of each 16."""
+    return codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32) * np.repeat(scales.astype(np.float32), 16, axis=1)
+
+
+def packed(codes):
+    """(rows, 32) bytes as core matrices of 8 rows by 16 bytes."""
+    rows = (codes[:, 0::2] | codes[:, 1::2] << 4).reshape(-1, 8, 2, 16)
+    return rows.transpose(0, 2, 1, 3).reshape(-1)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_block_scaled_product(emulator, order):
     """mxf4nvf4 of 128 by 16 by 64, scales by tcgen05.cp. The second product does not accumulate: D is one product."""
     scales = np.array([0.5, 1, 2, 4], np.float32).astype(ml_dtypes.float8_e4m3fn)
     a, b = GENERATOR.integers(0, 16, (128, 64)).astype(np.uint8), GENERATOR.integers(0, 16, (16, 64)).astype(np.uint8)
     pick_a, pick_b = GENERATOR.integers(0, 4, (128, 4)), GENERATOR.integers(0, 4, (128, 4))
-
-    def values(codes, pick):
-        plain = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-        return plain * np.repeat(scales[pick].astype(np.float32), 16, axis=1)
-
-    def packed(codes):  # (rows, 32) bytes as core matrices of 8 rows by 16 bytes
-        rows = (codes[:, 0::2] | codes[:, 1::2] << 4).reshape(-1, 8, 2, 16)
-        return rows.transpose(0, 2, 1, 3).reshape(-1)
 
     codes = [packed(a), packed(b)] + [scale_atom(scales.view(np.uint8)[pick]) for pick in (pick_a, pick_b)]
     issue = """
@@ -107,7 +111,7 @@ def test_block_scaled_product(emulator, order):
     idesc = 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24
     with emulator.order(order):
         got = product(emulator, [np.concatenate(codes)], issue, idesc, 1)
-    assert (got[0] == values(a, pick_a) @ values(b, pick_b[:16]).T).all()
+    assert (got[0] == scaled(a, scales[pick_a]) @ scaled(b, scales[pick_b[:16]]).T).all()
 
 
 @pytest.mark.parametrize("order", ORDERS)

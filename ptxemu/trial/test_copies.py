@@ -243,15 +243,15 @@ poll:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("noinc, polls", [("", POLLS), (".noinc", "")])
-def test_cp_async_arrives_at_an_mbarrier(emulator, noinc, polls, order):
+@pytest.mark.parametrize("noinc", ["", ".noinc"])
+def test_cp_async_arrives_at_an_mbarrier(emulator, noinc, order):
     """Without .noinc the pending count grows by one first: the phase ends only when the thread itself arrives too."""
     body = f"""
 	mov.u32 %r1, block; mov.u32 %r2, barrier; mov.u32 %r6, 0;
 	mbarrier.init.shared.b64 [%r2], 1;
 	cp.async.ca.shared.global [%r1], [%rd_a], 16;
 	cp.async.mbarrier.arrive{noinc}.shared.b64 [%r2];
-{polls}
+{"" if noinc else POLLS}
 again:
 	mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra again;
 	ld.shared.u32 %r3, [%r1+4]; st.global.v2.u32 [%rd_o], {{%r3, %r6}};

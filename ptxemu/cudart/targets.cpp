@@ -95,6 +95,7 @@ bool runs_on(const Target& target, int compute_capability) {
 }
 
 std::string missing_feature(const std::string& ptx, const Target& target) {
+  if (target.number == 0) return "";
   const std::string own = target.name().substr(3);
   size_t line = 1;
   for (size_t begin = 0; begin < ptx.size(); ++line) {

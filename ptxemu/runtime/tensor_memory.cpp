@@ -197,6 +197,9 @@ Product make_product(Thread* T, bool pair, uint64_t d, uint32_t kind, bool accum
                  : "tcgen05.mma: bits 3, 6, 23 and 29 of the instruction descriptor must be 0");
   const bool rows =
       pair ? product.m == 256 || product.m == 128 : product.m == 128 || product.m == 64;
+  // Its scales of B are duplicated to halves of the lanes, not to all four groups.
+  if (block_scaled && pair && product.m == 128)
+    fault(T, "tcgen05.mma: block scales with M = 128 of a pair are not supported");
   if (!rows) fault(T, "tcgen05.mma: M must be 64 or 128, of a pair 128 or 256");
   if (product.n == 0 || product.n > 256 || (pair && product.n % 16))
     fault(T, "tcgen05.mma: N must be a multiple of 8 up to 256, of a pair of 16");

@@ -45,15 +45,12 @@ Device& device() {
   return *one;
 }
 
-// "9.0" or "90".
+// "9.0" or "90". Read at each call, so that one process can test several devices.
 int compute_capability() {
-  static const int asked = [] {
-    const char* text = std::getenv("PTXEMU_CC");
-    if (!text || !*text) return 90;
-    const char* point = std::strchr(text, '.');
-    return point ? std::atoi(text) * 10 + std::atoi(point + 1) : std::atoi(text);
-  }();
-  return asked;
+  const char* text = std::getenv("PTXEMU_CC");
+  if (!text || !*text) return 90;
+  const char* point = std::strchr(text, '.');
+  return point ? std::atoi(text) * 10 + std::atoi(point + 1) : std::atoi(text);
 }
 int multiprocessors() {
   static const int asked = std::max(1, number("PTXEMU_SMS", 8));
@@ -247,19 +244,19 @@ cudaError_t cudaGetLastError() {
 }
 cudaError_t cudaPeekAtLastError() { return last_error; }
 
-#define NAMES(each)                                                                        \
-  each(cudaSuccess) each(cudaErrorInvalidValue) each(cudaErrorMemoryAllocation)            \
-      each(cudaErrorInitializationError) each(cudaErrorInvalidConfiguration)               \
-          each(cudaErrorInvalidDevice) each(cudaErrorInvalidDeviceFunction)                \
-              each(cudaErrorNoKernelImageForDevice) each(cudaErrorInvalidPtx)              \
-                  each(cudaErrorSymbolNotFound) each(cudaErrorNotReady)                    \
-                      each(cudaErrorIllegalAddress) each(cudaErrorLaunchFailure)           \
-                          each(cudaErrorNotSupported) each(cudaErrorInvalidResourceHandle) \
-                              each(cudaErrorStreamCaptureUnsupported)                      \
-                                  each(cudaErrorStreamCaptureInvalidated)                  \
-                                      each(cudaErrorStreamCaptureImplicit)                 \
-                                          each(cudaErrorIllegalState)                      \
-                                              each(cudaErrorCooperativeLaunchTooLarge)     \
+#define NAMES(each)                                                                               \
+  each(cudaSuccess) each(cudaErrorInvalidValue) each(cudaErrorMemoryAllocation)                   \
+      each(cudaErrorInitializationError) each(cudaErrorInvalidConfiguration)                      \
+          each(cudaErrorInvalidDevice) each(cudaErrorInvalidDeviceFunction)                       \
+              each(cudaErrorInvalidClusterSize) each(cudaErrorNoKernelImageForDevice)             \
+                  each(cudaErrorInvalidPtx) each(cudaErrorSymbolNotFound) each(cudaErrorNotReady) \
+                      each(cudaErrorIllegalAddress) each(cudaErrorLaunchFailure)                  \
+                          each(cudaErrorNotSupported) each(cudaErrorInvalidResourceHandle)        \
+                              each(cudaErrorStreamCaptureUnsupported)                             \
+                                  each(cudaErrorStreamCaptureInvalidated)                         \
+                                      each(cudaErrorStreamCaptureImplicit)                        \
+                                          each(cudaErrorIllegalState)                             \
+                                              each(cudaErrorCooperativeLaunchTooLarge)            \
                                                   each(cudaErrorMapBufferObjectFailed)
 
 const char* cudaGetErrorName(cudaError_t error) {

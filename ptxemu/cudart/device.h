@@ -93,6 +93,8 @@ int resident_ctas(uint32_t threads, uint64_t shared_bytes);
 // ---- errors
 // Notes the error for cudaGetLastError.
 cudaError_t noted(cudaError_t error);
+// Reports why a module or a launch is refused; the device stays usable. Returns the error.
+cudaError_t refused(cudaError_t error, const std::string& kernel, const std::string& why);
 bool forked();
 
 // ---- kernels
@@ -109,6 +111,7 @@ Kernel* find_kernel(const void* host_function);
 Kernel* find_kernel(Module* module, const char* name);
 cudaError_t kernel_facts(Kernel* kernel, KernelFacts* facts);
 cudaError_t set_dynamic_shared(Kernel* kernel, int bytes);
+void allow_non_portable_clusters(Kernel* kernel, bool allowed);
 struct LaunchShape {
   uint32_t grid[3], block[3], cluster[3] = {0, 0, 0};
   uint64_t dynamic_shared_bytes = 0;

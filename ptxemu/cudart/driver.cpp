@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cudart/device.h"
+#include "cudart/targets.h"
 #include "runtime/memory_map.h"
 #include "runtime/tensor_map.h"
 
@@ -85,8 +86,15 @@ bool ptxemu_plant(const char* name) {
 #endif
 }
 
-// A PTX text loaded this way runs for any target.
 CUresult cuModuleLoadData(CUmodule* module, const void* ptx) {
+  const Target target = target_of(static_cast<const char*>(ptx));
+  const int cc = compute_capability();
+  if (!runs_on(target, cc) && !planted(Fault::targets_unchecked))
+    return static_cast<CUresult>(
+        refused(cudaErrorNoKernelImageForDevice, "",
+                "PTX for " + target.name() + " does not run on compute capability " +
+                    std::to_string(cc / 10) + "." + std::to_string(cc % 10) + ": it requires " +
+                    target.devices()));
   *module = reinterpret_cast<CUmodule>(add_module_text(static_cast<const char*>(ptx)));
   return CUDA_SUCCESS;
 }
@@ -98,6 +106,8 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
   return static_cast<CUresult>(error);
 }
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+  if (attribute == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED)
+    allow_non_portable_clusters(reinterpret_cast<Kernel*>(function), value != 0);
   if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) return CUDA_SUCCESS;
   return static_cast<CUresult>(set_dynamic_shared(reinterpret_cast<Kernel*>(function), value));
 }

@@ -113,6 +113,8 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
   const Lock lock(device().mutex);
   Kernel* kernel = find_kernel(function);
   if (!kernel) return noted(cudaErrorInvalidDeviceFunction);
+  if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed)
+    allow_non_portable_clusters(kernel, value != 0);
   return noted(attribute == cudaFuncAttributeMaxDynamicSharedMemorySize
                    ? set_dynamic_shared(kernel, value)
                    : cudaSuccess);

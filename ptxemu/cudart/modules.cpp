@@ -19,6 +19,8 @@
 #include <thread>
 
 #include "cudart/device.h"
+#include "cudart/limits.h"
+#include "cudart/targets.h"
 #include "order/hooks.h"
 #include "runtime/memory_map.h"
 
@@ -31,6 +33,7 @@ struct Kernel {
   const KernelInfo* translations[2] = {};  // without and with calls to the checker of order
   uint64_t dynamic_limit = 49152;
   std::optional<KernelFacts> facts = {};  // once they have been read from the text
+  bool non_portable_clusters = false;
 };
 
 struct Module {
@@ -111,16 +114,6 @@ std::filesystem::path cache_folder() {
   return asked ? asked : PTXEMU_CACHE_DIR;
 }
 
-// The .target of a PTX text as (number, suffix): (90, 'a').
-std::pair<int, char> target(const std::string& text) {
-  const size_t at = text.find("\n.target sm_");
-  if (at == std::string::npos) return {0, 0};
-  const char* number = text.c_str() + at + 12;
-  char* end;
-  const long value = std::strtol(number, &end, 10);
-  return {static_cast<int>(value), *end == 'a' || *end == 'f' ? *end : 0};
-}
-
 // The newest PTX that the device can run: PTX for one architecture (a) or family (f) runs nowhere
 // else.
 const std::string* newest_text(const Module& module) {
@@ -128,12 +121,9 @@ const std::string* newest_text(const Module& module) {
   const std::string* newest = nullptr;
   int best = -1;
   for (const std::string& text : module.texts) {
-    const auto [number, suffix] = target(text);
-    const bool fits = suffix == 'a'   ? number == cc
-                      : suffix == 'f' ? number <= cc && number / 10 == cc / 10
-                                      : number <= cc;
-    const int rank = 2 * number + (suffix != 0);
-    if (fits && rank > best) newest = &text, best = rank;
+    const Target target = target_of(text);
+    const int rank = 2 * target.number + (target.suffix != 0);
+    if (runs_on(target, cc) && rank > best) newest = &text, best = rank;
   }
   return newest;
 }
@@ -250,6 +240,9 @@ cudaError_t load(Kernel* kernel, bool checked) {
   name.add(kernel->name);
   const std::string* text = edited(module->text, kernel->name, folder);
   if (kernel->text.empty()) kernel->text = part_of_kernel(*text, kernel->name);
+  const std::string missing = missing_feature(kernel->text, target_of(kernel->text));
+  if (!missing.empty() && !planted(Fault::features_unchecked))
+    return refused(cudaErrorInvalidPtx, kernel->name, missing);
   const std::string hash = hash_of(kernel->text);
   const std::filesystem::path base = folder / (hash + "-" + name.hex() + (checked ? "-order" : "")),
                               library = base.string() + ".so";
@@ -289,6 +282,12 @@ cudaError_t load(Kernel* kernel, bool checked) {
 uint64_t product(const uint32_t* x) { return uint64_t{x[0]} * x[1] * x[2]; }
 
 }  // namespace
+
+cudaError_t refused(cudaError_t error, const std::string& kernel, const std::string& why) {
+  device().failure = "ptxemu: " + why + (kernel.empty() ? "" : ", in kernel " + kernel) + "\n";
+  std::fputs(device().failure.c_str(), stderr);
+  return error;
+}
 
 Module* add_module(const void* fatbin) {
   auto* module = new Module;
@@ -344,7 +343,7 @@ cudaError_t kernel_facts(Kernel* kernel, KernelFacts* facts) {
   const size_t begin = text.find(".entry " + kernel->name + "(");
   if (begin == std::string::npos) return cudaErrorInvalidDeviceFunction;
   const size_t end = std::min(text.find("\n}", begin), text.size());
-  *facts = {0, 1024, target(text).first};
+  *facts = {0, 1024, target_of(text).number};
   static const std::regex threads(R"(\.(max|req)ntid (\d+)(?:, (\d+), (\d+))?)"),
       shared(R"(\.shared \.align (\d+) \.b8 \w+\[(\d+)\])");
   const std::string body = text.substr(begin, end - begin);
@@ -368,6 +367,10 @@ cudaError_t set_dynamic_shared(Kernel* kernel, int bytes) {
     return cudaErrorInvalidValue;
   kernel->dynamic_limit = static_cast<uint64_t>(bytes);
   return cudaSuccess;
+}
+
+void allow_non_portable_clusters(Kernel* kernel, bool allowed) {
+  kernel->non_portable_clusters = allowed;
 }
 
 cudaError_t launch(Kernel* kernel, const LaunchShape& shape, void** arguments,
@@ -400,7 +403,12 @@ cudaError_t launch(Kernel* kernel, const LaunchShape& shape, void** arguments,
     if (launch.cluster[axis] == 0 || launch.grid[axis] % launch.cluster[axis])
       return cudaErrorInvalidConfiguration;
   }
-  if (product(launch.cluster) > 16) return cudaErrorInvalidConfiguration;
+  const std::string why =
+      launch_refusal({info, kernel->text, kernel->non_portable_clusters}, shape, launch.cluster);
+  if (!why.empty())
+    return refused(
+        product(launch.cluster) > 1 ? cudaErrorInvalidClusterSize : cudaErrorInvalidConfiguration,
+        kernel->name, why);
   launch.explicit_cluster = shape.cluster[0] || info.cluster[0];
   launch.dynamic_shared_bytes = static_cast<uint32_t>(shape.dynamic_shared_bytes);
   const uint64_t resident =

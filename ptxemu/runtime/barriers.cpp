@@ -86,11 +86,12 @@ void cluster_wait(Thread* T) {
   check_cluster_pass(T);
 }
 
-// Barriers no longer wait for a thread that has ended.
+// Barriers no longer wait for a thread that has ended, and its warp's registers are free.
 void leave_barriers(Thread* T) {
   for (uint32_t id = 0; id < 16; ++id)
     if (!T->cta->barriers[id].expected) open_if_full(T->cta, id, nullptr);
   open_cluster_if_full(T->cta->cluster);
+  if (!T->warp->alive) wake_for_registers(T->cta);
 }
 
 }  // namespace ptxemu

@@ -43,6 +43,7 @@ void mbarrier_arrive_from_work(Cluster* cluster, uint64_t* barrier);
 void add_pending_arrival(Thread* T, uint64_t* barrier);
 
 void leave_barriers(Thread* T);
+void wake_for_registers(Cta* cta);  // threads in setmaxnreg.inc look again
 void finish_copies(Thread* T);
 
 // Waits for the lanes of `mask` (aligned: the whole warp). The last lane runs its `together` on the

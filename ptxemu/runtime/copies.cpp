@@ -41,7 +41,7 @@ void each_destination(Cluster* cluster, bool multicast, uint32_t mask, uint32_t 
 }
 
 void require_sixteens(Thread* T, uint64_t to, uint64_t from, uint32_t size) {
-  if (to % 16 || from % 16 || size % 16)
+  if ((to % 16 || from % 16 || size % 16) && !planted(Fault::bulk_alignment))
     fault(T, "a bulk copy: addresses and size must be multiples of 16");
 }
 
@@ -112,7 +112,7 @@ void copy_async_wait_all(Thread* T) {
 // The arrival happens once all copies that the thread has issued are done.
 void copy_async_arrive(Thread* T, uint64_t barrier, bool counted) {
   uint64_t* at = mbarrier_at(T, barrier);
-  if (counted) add_pending_arrival(T, at);
+  if (counted && !planted(Fault::cp_async_counted)) add_pending_arrival(T, at);
   const AgentNumber agent = check_copy_arrive(T);
   auto groups = std::make_shared<std::vector<std::vector<PendingCopy>>>();
   for (auto& group : T->copy_groups) groups->push_back(group);

@@ -30,6 +30,11 @@ inline uint32_t pack_small(uint32_t high, uint32_t low) {
 float float_from_e4m3(uint32_t x);
 float float_from_e5m2(uint32_t x);
 float float_from_e2m1(uint32_t x);
+// A scale: the sign's bit does not count, and 0x7f is NaN.
+inline double scale_from_ue4m3(uint32_t x) {
+  if (planted(Fault::scale_nan) && (x & 127) == 127) return 480;
+  return static_cast<double>(float_from_e4m3(x & 127));
+}
 inline uint16_t bf16_from_ue8m0(uint32_t x) {
   return static_cast<uint16_t>(x == 255 ? 0x7fff : x == 0 ? 0x0040 : x << 7);
 }

@@ -42,6 +42,8 @@ struct KernelInfo {
   uint32_t parameter_count;
   uint32_t offsets[64], sizes[64];  // of the parameters, in bytes
   uint32_t instructions;
+  bool exact_threads;                   // max_threads is what a launch must have (.reqntid)
+  uint32_t max_cluster, max_registers;  // .maxclusterrank, .maxnreg; 0 without
 };
 
 // Shared addresses are 32 bits: the cta's rank in the cluster, then an offset. As on hardware the
@@ -144,6 +146,7 @@ struct WarpProduct {
 struct Warp {
   Cta* cta;
   uint32_t index, ready = 0, alive = 0, born = 0;
+  uint32_t registers = 0;  // of a thread, as setmaxnreg left them; 0: as launched
   Thread* lanes[32] = {};
   Rendezvous rendezvous[8];
 #ifndef PTXEMU_KERNEL
@@ -181,6 +184,7 @@ struct Cta {
   std::vector<Thread> threads;
   NamedBarrier barriers[16];
   TensorMemory tensor;
+  std::vector<Thread*> register_waiting;  // in setmaxnreg.inc
 #endif
 };
 

@@ -186,8 +186,8 @@ void unpack_block_scaled(void** lanes, int blocks, bool ue8m0, uint32_t a_thread
   };
   const auto scale = [=](uint32_t bytes, int block) {
     const uint32_t byte = bytes >> (8 * block) & 255;
-    return static_cast<double>(ue8m0 ? float_from_bf16(bf16_from_ue8m0(byte))
-                                     : float_from_e4m3(byte & 127));
+    return ue8m0 ? static_cast<double>(float_from_bf16(bf16_from_ue8m0(byte)))
+                 : scale_from_ue4m3(byte);
   };
   for (int lane = 0; lane < 32; ++lane) {
     const ProductLane& x = *static_cast<ProductLane*>(lanes[lane]);
@@ -221,6 +221,8 @@ void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_
     fault(T, "mma.sync block_scale: no such thread-id");
   if (blocks == 4 ? scale_a.byte_id || scale_b.byte_id : (scale_a.byte_id | scale_b.byte_id) & ~2u)
     fault(T, "mma.sync block_scale: no such byte-id");
+  if (planted(Fault::block_scale_byte_a)) scale_a.byte_id = 0;
+  if (planted(Fault::block_scale_byte_b)) scale_b.byte_id = 0;
   ProductLane mine{
       d, a, b, c, scale_a.bytes >> (8 * scale_a.byte_id), scale_b.bytes >> (8 * scale_b.byte_id)};
   meet(T, 0, "aligned mma.sync.block_scale", &mine, true, [=](void** lanes, uint32_t) {

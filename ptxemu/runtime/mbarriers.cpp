@@ -67,6 +67,7 @@ void mbarrier_expect(Thread* T, uint64_t address, uint32_t bytes) {
 }
 void mbarrier_complete_bytes(Cluster* cluster, uint64_t* at, uint32_t bytes) {
   Barrier b = load(at);
+  if (planted(Fault::mbarrier_bytes_first) && b.bytes < static_cast<int32_t>(bytes)) return;
   b.bytes -= static_cast<int32_t>(bytes);
   if (b.bytes < -kMostBytes)
     fault_work(cluster, "mbarrier: 2^20 bytes more have come than were expected");

@@ -82,6 +82,7 @@ void copy_row(const TensorMap& map, const Coordinates& at, uint8_t* row, uint8_t
 }
 
 uint32_t swizzle_of(const TensorMap& map) {
+  if (planted(Fault::tensor_swizzle_64) && map.swizzle == 2) return 1;
   return planted(Fault::tensor_swizzle) ? 0 : map.swizzle;
 }
 

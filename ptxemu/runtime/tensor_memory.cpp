@@ -3,9 +3,11 @@
 //
 // Work is queued per issuing thread and done in that thread's order. Accesses to columns that are
 // not allocated fault.
+// Long because its checks, its queue and its accesses share the cells.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 
 #include "runtime/control.h"
 #include "runtime/products.h"
@@ -27,9 +29,14 @@ MatrixDescriptor descriptor(Thread* T, uint64_t x) {
   static constexpr int kSwizzles[8] = {0, -1, 3, -1, 2, -1, 1, -1};
   if ((x >> 46 & 7) != 1) fault(T, "tcgen05: the descriptor's version must be 1");
   if (x >> 49 & 7) fault(T, "tcgen05: descriptors with a base offset are not supported");
-  if (kSwizzles[x >> 61] < 0) fault(T, "tcgen05: this swizzle is not supported");
+  if (x >> 52 & 1) fault(T, "tcgen05: descriptors with an absolute address are not supported");
+  if (x & 0x1fe00000c000c000 && !planted(Fault::descriptor_unchecked))
+    fault(T, "tcgen05: bits 14, 15, 30, 31 and 53 to 60 of a descriptor must be 0");
+  int swizzle = kSwizzles[x >> 61];
+  if (swizzle < 0) fault(T, "tcgen05: this swizzle is not supported");
+  if (planted(Fault::tcgen05_swizzle_64) && swizzle == 2) swizzle = 1;
   return {static_cast<uint32_t>(x & 0x3fff) << 4, static_cast<uint32_t>(x >> 16 & 0x3fff) << 4,
-          static_cast<uint32_t>(x >> 32 & 0x3fff) << 4, static_cast<uint32_t>(kSwizzles[x >> 61])};
+          static_cast<uint32_t>(x >> 32 & 0x3fff) << 4, static_cast<uint32_t>(swizzle)};
 }
 
 const uint8_t* operand(Cta* cta, const MatrixDescriptor& at, uint32_t row, uint32_t byte,
@@ -70,8 +77,27 @@ void place(TensorShape shape, uint32_t i, uint32_t lane, uint32_t& row, uint32_t
     case TensorShape::k16x128b: row = lane / 4 + 8 * (i & 1), column = i / 2 * 4 + lane % 4; break;
     case TensorShape::k16x256b:
       row = lane / 4 + 8 * (i >> 1 & 1), column = i / 4 * 8 + lane % 4 * 2 + (i & 1);
+      if (planted(Fault::tensor_load_repeats)) column -= i / 4 * 4;
+      if (planted(Fault::tensor_load_rows)) row ^= 8;
       break;
   }
+}
+
+// A warp reaches the 32 lanes of its number in its warpgroup. Shapes of 16 lanes begin at the first
+// or in the middle.
+void check_lanes(Thread* T, TensorShape shape, uint64_t address, const char* what) {
+  const uint32_t lane = static_cast<uint32_t>(address >> 16 & 0xffff);
+  if (lane / 32 == T->warp->index % 4 && (lane % (shape == TensorShape::k32x32b ? 32 : 16) == 0 ||
+                                          planted(Fault::tensor_lanes_unchecked)))
+    return;
+  const uint32_t first = T->warp->index % 4 * 32;
+  std::ostringstream out;
+  out << what << " at lane " << lane;
+  if (lane / 32 != first / 32) out << ": lanes that belong to another warp";
+  out << ": this shape requires lane " << first;
+  if (shape != TensorShape::k32x32b) out << " or " << first + 16;
+  out << " in warp " << T->warp->index;
+  fault(T, out.str().c_str());
 }
 
 // PTXEMU_TENSOR_LOADS=registers: the values of tcgen05.ld are visible at once. The manual
@@ -101,6 +127,7 @@ void put(const Product& product, Cta* cta, uint32_t m, uint32_t n, uint32_t coun
       lane = m + (n >= product.n / 2 ? 64 : 0), column = n % (product.n / 2);
     else
       lane = m / 16 * 32 + m % 16;
+    if (planted(Fault::tcgen05_half_lanes)) lane = pair ? m * 2 + (lane != m) : m;
   }
   const bool accumulate = product.accumulate || planted(Fault::tcgen05_accumulates);
   for (uint32_t i = 0; i < count; ++i) {
@@ -171,10 +198,18 @@ void multiply(const Product& product, const MatrixDescriptor& left, const Matrix
   }
 }
 
-Product make_product(Thread* T, bool pair, uint64_t d, uint32_t kind, bool accumulate) {
+Product make_product(Thread* T, bool pair, uint64_t d, uint32_t kind, bool accumulate,
+                     bool block_scaled) {
   Product product{partners(T, pair), d, (kind >> 24 & 31) * 16, (kind >> 17 & 63) * 8, accumulate};
+  if (kind & (block_scaled ? 0x07000048u : 0x20800048u) && !planted(Fault::descriptor_unchecked))
+    fault(T, block_scaled
+                 ? "tcgen05.mma: bits 3, 6 and 24 to 26 of the instruction descriptor must be 0"
+                 : "tcgen05.mma: bits 3, 6, 23 and 29 of the instruction descriptor must be 0");
   const bool rows =
       pair ? product.m == 256 || product.m == 128 : product.m == 128 || product.m == 64;
+  // Its scales of B are duplicated to halves of the lanes, not to all four groups.
+  if (block_scaled && pair && product.m == 128)
+    fault(T, "tcgen05.mma: block scales with M = 128 of a pair are not supported");
   if (!rows) fault(T, "tcgen05.mma: M must be 64 or 128, of a pair 128 or 256");
   if (product.n == 0 || product.n > 256 || (pair && product.n % 16))
     fault(T, "tcgen05.mma: N must be a multiple of 8 up to 256, of a pair of 16");
@@ -289,8 +324,7 @@ void tensor_load_registers(Thread* T, TensorShape shape, int count, uint64_t add
     Thread* thread;
   } mine{to, address, T};
   meet(T, 0, "aligned tcgen05.ld", &mine, true, [=](void** lanes, uint32_t) {
-    if ((address >> 16 & 127) / 32 != T->warp->index % 4)
-      fault(T, "tcgen05.ld: lanes that belong to another warp");
+    check_lanes(T, shape, address, "tcgen05.ld");
     const bool wait = loads_wait();
     for (uint32_t lane = 0; lane < 32; ++lane) {
       const Lane& x = *static_cast<Lane*>(lanes[lane]);
@@ -312,8 +346,7 @@ void tensor_load_registers(Thread* T, TensorShape shape, int count, uint64_t add
 void tensor_store_registers(Thread* T, TensorShape shape, int count, uint64_t address,
                             const uint32_t* from) {
   meet(T, 0, "aligned tcgen05.st", const_cast<uint32_t*>(from), true, [=](void** lanes, uint32_t) {
-    if ((address >> 16 & 127) / 32 != T->warp->index % 4)
-      fault(T, "tcgen05.st: lanes that belong to another warp");
+    check_lanes(T, shape, address, "tcgen05.st");
     for (uint32_t lane = 0; lane < 32; ++lane)
       for (uint32_t i = 0; i < static_cast<uint32_t>(count); ++i) {
         uint32_t row = 0, column = 0;
@@ -330,7 +363,7 @@ void tensor_store_registers(Thread* T, TensorShape shape, int count, uint64_t ad
 void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b,
                                   uint32_t kind, uint64_t scale_a, uint64_t scale_b,
                                   bool accumulate) {
-  const Product product = make_product(T, pair, d, kind, accumulate);
+  const Product product = make_product(T, pair, d, kind, accumulate, true);
   if ((kind >> 7 & 7) != 1 || (kind >> 10 & 7) != 1)
     fault(T, "tcgen05.mma mxf4nvf4: operands must be E2M1");
   if (kind >> 23 & 1) fault(T, "tcgen05.mma mxf4nvf4: UE8M0 scales are not supported");
@@ -359,12 +392,12 @@ void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, 
     const auto scales = [=](Cta* cta, uint32_t row, bool of_a, double* to) {
       const uint64_t at = (of_a ? scale_a : scale_b) & ~0xc0000000ull;
       if (planted(Fault::tcgen05_scale_b) && !of_a) row ^= 1;
+      if (planted(Fault::tcgen05_scale_rows)) row %= 128;
       const uint32_t bytes = cell(cta, at, row % 32, row / 32);
       for (uint32_t group = 1; group < 4; ++group)
         if (cell(cta, at, group * 32 + row % 32, row / 32) != bytes)
           fault_work(cta->cluster, "tcgen05.mma: scales differ between the groups of lanes");
-      for (int block = 0; block < 4; ++block)
-        to[block] = static_cast<double>(float_from_e4m3(bytes >> (8 * block) & 127));
+      for (int block = 0; block < 4; ++block) to[block] = scale_from_ue4m3(bytes >> (8 * block));
     };
     multiply<64, 4, int16_t>(product, left, right, kQuarter, values, scales);
   });
@@ -372,7 +405,7 @@ void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, 
 
 void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind,
                             bool accumulate) {
-  const Product product = make_product(T, pair, d, kind, accumulate);
+  const Product product = make_product(T, pair, d, kind, accumulate, false);
   if ((kind >> 4 & 3) != 1) fault(T, "tcgen05.mma kind::f16: D must be f32");
   if ((kind >> 7 & 7) > 1 || (kind >> 10 & 7) > 1)
     fault(T, "tcgen05.mma kind::f16: operands must be f16 or bf16");

@@ -171,10 +171,69 @@ bool elect(Thread* T, uint32_t mask, uint32_t& leader) {
   return chosen == T->lane;
 }
 
-void set_max_registers(Thread* T, uint32_t count, bool) {
+namespace {
+
+constexpr uint32_t kRegisterFile = 65536;
+
+// The registers that a thread may have when the kernel starts: ptxas gives it no more than its
+// largest cta can have. 0 if it has no bounds; then setmaxnreg has no effect.
+uint32_t launched_registers(const KernelInfo& info) {
+  const uint32_t threads = info.max_threads[0] * info.max_threads[1] * info.max_threads[2];
+  if (!threads && !info.max_registers) return 0;
+  uint32_t most = 256;
+  if (threads) most = std::min(most, kRegisterFile / ((threads + 31) / 32 * 32) / 8 * 8);
+  if (info.max_registers) most = std::min(most, (info.max_registers + 7) / 8 * 8);
+  return most;
+}
+
+// Whether the cta's registers, those of warps that have ended included, suffice if this warp has
+// that many.
+bool registers_suffice(const Warp* warp, uint32_t launched, uint32_t count) {
+  uint64_t owned = 0, all = 0;
+  for (const Warp& other : warp->cta->warps) {
+    all += launched;
+    if (&other == warp)
+      owned += count;
+    else if (other.alive)
+      owned += other.registers ? other.registers : launched;
+  }
+  return owned <= all;
+}
+
+}  // namespace
+
+void wake_for_registers(Cta* cta) {
+  for (Thread* thread : cta->register_waiting) wake(thread);
+  cta->register_waiting.clear();
+}
+
+// Moves registers between a warp and the cta's pool. .inc waits until the pool has them.
+void set_max_registers(Thread* T, uint32_t count, bool increase) {
   if (count < 24 || count > 256 || count % 8)
     fault(T, "setmaxnreg: expected 24 to 256 registers in steps of 8");
-  meet(T, 0, "aligned setmaxnreg", nullptr, true, [](void**, uint32_t) {});
+  const uint32_t launched = launched_registers(*T->cta->cluster->launch->kernel);
+  meet(T, 0, "aligned setmaxnreg", nullptr, true, [=](void**, uint32_t) {
+    const uint32_t before = T->warp->registers ? T->warp->registers : launched;
+    if (!launched || planted(Fault::registers_unchecked)) return;
+    if (!increase && count > before)
+      fault(T, "setmaxnreg.dec to more registers than the warp's threads have");
+    if (increase && T->warp->registers && count < before)
+      fault(T, "setmaxnreg.inc to fewer registers than the warp's threads have");
+    if (increase) return;
+    T->warp->registers = count;
+    note_progress();
+    wake_for_registers(T->cta);
+  });
+  if (!increase || !launched || planted(Fault::registers_unchecked)) return;
+  while (T->warp->registers != count) {
+    if (registers_suffice(T->warp, launched, count)) {
+      T->warp->registers = count;
+      note_progress();
+    } else {
+      T->cta->register_waiting.push_back(T);
+      park(T, "the cta's registers, a thread's setmaxnreg.inc to", count);
+    }
+  }
 }
 
 }  // namespace ptxemu

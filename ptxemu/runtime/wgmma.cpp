@@ -19,6 +19,7 @@ constexpr uint32_t kInFlightPoison = 0x7fbadbad;
 
 MatrixDescriptor descriptor(uint64_t x) {
   static constexpr uint32_t kSwizzles[4] = {0, 3, 2, 1};
+  if (planted(Fault::wgmma_swizzle_64) && x >> 62 == 2) x |= 3ull << 62;
   return {static_cast<uint32_t>(x & 0x3fff) << 4, static_cast<uint32_t>(x >> 16 & 0x3fff) << 4,
           static_cast<uint32_t>(x >> 32 & 0x3fff) << 4, kSwizzles[x >> 62]};
 }
@@ -249,6 +250,11 @@ void wgmma_issue(Thread* T, int n, WgmmaType a_type, WgmmaType b_type, const uin
                  uint64_t a_descriptor, uint64_t b_descriptor, bool accumulate,
                  uint32_t* const* d) {
   if (T->order && T->wgmma_group == 0) check_unfenced(T, 0);
+  for (const uint64_t bits : {a ? 0 : a_descriptor, b_descriptor}) {
+    if (bits >> 49 & 7) fault(T, "wgmma: descriptors with a base offset are not supported");
+    if (bits & 0x3ff1c000c000c000 && !planted(Fault::descriptor_unchecked))
+      fault(T, "wgmma: bits 14, 15, 30, 31, 46 to 48 and 52 to 61 of a descriptor must be 0");
+  }
   const int count = n / 2;
   InFlightRegisters* record = T->in_flight ? find_record(T, count, d) : nullptr;
   if (!record) record = new_record(T, count, d);

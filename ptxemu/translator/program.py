@@ -98,7 +98,10 @@ def info(entry, static_bytes, instructions):
     offsets = ",".join(str(p.offset) for p in entry.parameters) or "0"
     sizes = ",".join(str(p.size) for p in entry.parameters) or "0"
     threads = "reqntid" if entry.numbers("reqntid") else "maxntid"
+    exact = "true" if entry.numbers("reqntid") else "false"
+    limits = ",".join(str((entry.numbers(name) or [0])[0]) for name in ("maxclusterrank", "maxnreg"))
     return (
         f'extern "C" const KernelInfo kernel_info{{"{entry.name}",run,{size},{static_bytes},{{{three(threads)}}},'
-        f"{{{three('reqnctapercluster')}}},{len(entry.parameters)},{{{offsets}}},{{{sizes}}},{instructions}u}};"
+        f"{{{three('reqnctapercluster')}}},{len(entry.parameters)},{{{offsets}}},{{{sizes}}},"
+        f"{instructions}u,{exact},{limits}}};"
     )

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import pathlib
+import re
 
 import numpy as np
 
@@ -82,6 +83,13 @@ class Emulator:
             os.environ["PTXEMU_CHECK"] = ""
 
     def kernel(self, ptx, name):
+        """A kernel of a PTX text. The device becomes one that its target is for."""
+        if target := re.search(r"^\.target sm_(\d+)", ptx, re.M):
+            os.environ["PTXEMU_CC"] = target[1]
+        return self.loaded(ptx, name)
+
+    def loaded(self, ptx, name):
+        """The same on the device that PTXEMU_CC names."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self.check(self.cuda.cuModuleLoadData(ctypes.byref(module), ptx.encode()))
         self.check(self.cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode()))

@@ -105,6 +105,47 @@ def test_phases_of_an_mbarrier(emulator, arrivals, first, second):
     assert emulator.run(body, shape=2, shared=BARRIER, block=1).tolist() == [first, second]
 
 
+COMPLETE, EXPECT = (f"mbarrier.{name}_tx.relaxed.cta.shared::cta.b64 [%r2], 16;" for name in ("complete", "expect"))
+
+
+@pytest.mark.parametrize(
+    "steps, first, second",
+    [
+        (COMPLETE, False, True),  # tx-count is -16
+        (COMPLETE + ARRIVE, False, True),  # and keeps the phase open
+        (COMPLETE + EXPECT, False, True),
+        (COMPLETE + EXPECT + ARRIVE, True, False),
+        (COMPLETE + "mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 16;", True, False),
+        (COMPLETE + COMPLETE + EXPECT + ARRIVE, False, True),
+        (COMPLETE + COMPLETE + EXPECT + ARRIVE + EXPECT, False, True),  # expect_tx by itself ends no phase
+    ],
+)
+def test_bytes_may_arrive_before_they_are_expected(emulator, steps, first, second):
+    """The tx-count goes from -(2^20 - 1) to 2^20 - 1; the phase ends when it and the pending arrivals are 0."""
+    body = f"""
+	mov.u32 %r2, barrier; mbarrier.init.shared.b64 [%r2], 1; {steps}
+	{TEST} %p1, [%r2], 0; {TEST} %p2, [%r2], 1; selp.u32 %r3, 1, 0, %p1; selp.u32 %r4, 1, 0, %p2;
+	st.global.v2.u32 [%rd_o], {{%r3, %r4}};
+"""
+    assert emulator.run(body, shape=2, shared=BARRIER, block=1).tolist() == [first, second]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_copy_may_be_issued_before_its_bytes_are_expected(emulator, order):
+    body = """
+	mov.u32 %r2, barrier; mov.u32 %r3, data; mbarrier.init.shared.b64 [%r2], 1;
+	cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%rd_a], 16, [%r2];
+	mbarrier.arrive.expect_tx.shared::cta.b64 %rd3, [%r2], 16;
+again:
+	mbarrier.try_wait.parity.shared::cta.b64 %p4, [%r2], 0;
+	@!%p4 bra again;
+	ld.shared.u32 %r4, [%r3+4]; st.global.u32 [%rd_o], %r4;
+"""
+    shared = ".shared .align 16 .b8 data[16];" + BARRIER
+    with emulator.order(order):
+        assert emulator.run(body, [np.array([1, 20, 3, 4], np.uint32)], shared=shared, block=1)[0] == 20
+
+
 def test_a_wait_may_end_without_success(emulator):
     """The thread may then do what the phase waits for."""
     body = """

@@ -194,3 +194,69 @@ replaced:
     want = boxed(TENSOR, at, box).copy()
     want[12 - at[1] :] = 0
     assert (emulator.get(out, (16, 32), np.uint16) == want).all()
+
+
+BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+BULK_STORE = "cp.async.bulk.global.shared::cta.bulk_group"
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        f"{BULK} [%r1+8], [%rd_a], 16, [%r2];",
+        f"{BULK} [%r1], [%rd_a+8], 16, [%r2];",
+        f"{BULK} [%r1], [%rd_a], 24, [%r2];",
+        f"{BULK_STORE} [%rd_o+8], [%r1], 16;",
+        f"{BULK_STORE} [%rd_o], [%r1+8], 16;",
+        f"{BULK_STORE} [%rd_o], [%r1], 8;",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd_o+8], [%r1], 16;",
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r1+24], [%r1+8], 8, [%r2];",
+    ],
+)
+def test_bulk_copies_need_multiples_of_16(emulator, copy):
+    """Both addresses and the size (PTX ISA, 9.7.9.25.4.1)."""
+    body = f"\n\tmov.u32 %r1, block; mov.u32 %r2, barrier; mbarrier.init.shared.b64 [%r2], 1;\n\t{copy}\n"
+    shared = ".shared .align 16 .b8 block[64];\n.shared .align 8 .b8 barrier[8];"
+    with pytest.raises(LaunchError, match="addresses and size must be multiples of 16"):
+        emulator.run(body, [np.zeros(16, np.uint32)], 16, shared=shared, block=1)
+
+
+@pytest.mark.parametrize("copy, said", [
+    (f"{BULK} [%r1], [%rd_a], 16, [%r2+4];", "misaligned: 8 bytes of shared memory"),
+    ("cp.async.cg.shared.global [%r1], [%rd_a+8], 16;", "source's address is not a multiple of the size"),
+    ("cp.async.ca.shared.global [%r1+4], [%rd_a], 8;", "misaligned: 8 bytes of shared memory"),
+])  # fmt: skip
+def test_copies_need_aligned_addresses(emulator, copy, said):
+    body = f"\n\tmov.u32 %r1, block; mov.u32 %r2, barrier; mbarrier.init.shared.b64 [%r2], 1;\n\t{copy}\n"
+    shared = ".shared .align 16 .b8 block[64];\n.shared .align 8 .b8 barrier[16];"
+    with pytest.raises(LaunchError, match=said):
+        emulator.run(body, [np.zeros(16, np.uint32)], 16, shared=shared, block=1)
+
+
+POLLS = """
+	mov.u32 %r5, 0;
+poll:
+	mbarrier.test_wait.parity.shared.b64 %p1, [%r2], 0; @%p1 mov.u32 %r6, 1;
+	add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, 20; @%p2 bra poll;
+	mbarrier.arrive.shared.b64 _, [%r2];
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("noinc", ["", ".noinc"])
+def test_cp_async_arrives_at_an_mbarrier(emulator, noinc, order):
+    """Without .noinc the pending count grows by one first: the phase ends only when the thread itself arrives too."""
+    body = f"""
+	mov.u32 %r1, block; mov.u32 %r2, barrier; mov.u32 %r6, 0;
+	mbarrier.init.shared.b64 [%r2], 1;
+	cp.async.ca.shared.global [%r1], [%rd_a], 16;
+	cp.async.mbarrier.arrive{noinc}.shared.b64 [%r2];
+{"" if noinc else POLLS}
+again:
+	mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra again;
+	ld.shared.u32 %r3, [%r1+4]; st.global.v2.u32 [%rd_o], {{%r3, %r6}};
+"""
+    shared = ".shared .align 16 .b8 block[16];\n.shared .align 8 .b8 barrier[8];"
+    with emulator.order(order):
+        got = emulator.run(body, [np.arange(5, 9, dtype=np.uint32)], 2, shared=shared, block=1)
+    assert got.tolist() == [6, 0]

@@ -110,7 +110,7 @@ def block_scaled(emulator, form, a_codes, b_codes, a_scales, b_scales, c, thread
         "{%r30}, {first, ta}, {%r31}, {first, tb};"
     )
     operands = [a_fragments, b_fragments, accumulator_fragments(c), both]
-    return emulator.run(FRAGMENTS.replace("MMA", mma), operands, (32, 4), np.float32)
+    return emulator.run(FRAGMENTS.replace("MMA", mma), operands, (32, 4), np.float32, target="sm_120a")
 
 
 NVFP4 = "mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
@@ -128,6 +128,44 @@ def test_mma_block_scaled(emulator):
     for threads in ((0, 0), (1, 3)):
         got = block_scaled(emulator, NVFP4, a_codes, b_codes, codes[a_pick], codes[b_pick], c, threads)
         assert (got == accumulator_fragments(left @ right.T + c)).all()
+        with_nan = codes[a_pick]
+        with_nan[:8, 3] = 0x7F  # NaN, of rows 0 to 7 (PTX ISA, 5.2.3)
+        got = block_scaled(emulator, NVFP4, a_codes, b_codes, with_nan, codes[b_pick], c, threads)
+        assert np.isnan(got[:, :2]).all() and not np.isnan(got[:, 2:]).any()
+
+
+@pytest.mark.parametrize("byte_a, byte_b", [(0, 0), (2, 0), (0, 2), (2, 2)])
+@pytest.mark.parametrize("kind", ["mxf4", "mxf4nvf4"])
+def test_mma_takes_the_byte_pair_that_its_byte_id_names(emulator, kind, byte_a, byte_b):
+    """scale_vec::2X: byte-id 0 takes the lower two bytes of a lane's scales, 2 the upper two (PTX ISA, 9.7.14.3)."""
+    scale_a, scale_b = (GENERATOR.integers(124, 131, (rows, 4)).astype(np.uint8) for rows in (16, 8))
+    lanes = np.arange(32)
+    both = np.concatenate([scale_a[lanes // 4 + 8 * (lanes % 2)], scale_b[lanes // 4]], axis=1)
+    ones = np.full((32, 4), 0x22222222, np.uint32)
+    mma = "mul.wide.u32 %rd7, %r1, 8; add.s64 %rd8, %rd_d, %rd7; ld.global.v2.u32 {%r30, %r31}, [%rd8];\n\t"
+    mma += f".reg .b16 zero, ba, bb; mov.u16 zero, 0; mov.u16 ba, {byte_a}; mov.u16 bb, {byte_b};\n\t"
+    mma += f"mma.sync.aligned.m16n8k64.row.col.kind::{kind}.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue8m0 "
+    mma += "{%r20,%r21,%r22,%r23}, {%r10,%r11,%r12,%r13}, {%r14,%r15}, {%r16,%r17,%r18,%r19}, "
+    mma += "{%r30}, {ba, zero}, {%r31}, {bb, zero};"
+    operands = [ones, ones[:, :2].copy(), np.zeros((32, 4), np.float32), both]
+    got = emulator.run(FRAGMENTS.replace("MMA", mma), operands, (32, 4), np.float32, target="sm_120a")
+    left, right = (
+        2.0 ** (scales[:, byte : byte + 2].astype(np.float32) - 127)
+        for scales, byte in ((scale_a, byte_a), (scale_b, byte_b))
+    )
+    assert (got == accumulator_fragments(32 * (left @ right.T))).all()
+
+
+@pytest.mark.parametrize("vector, byte", [("2X", 1), ("2X", 3), ("4X", 2)])
+def test_mma_refuses_byte_ids_that_its_scales_do_not_have(emulator, vector, byte):
+    kind, scale = ("mxf4", "ue8m0") if vector == "2X" else ("mxf4nvf4", "ue4m3")
+    mma = f".reg .b16 zero, ba; mov.u16 zero, 0; mov.u16 ba, {byte};\n\t"
+    mma += f"mma.sync.aligned.m16n8k64.row.col.kind::{kind}.block_scale.scale_vec::{vector}.f32.e2m1.e2m1.f32.{scale} "
+    mma += "{%r20,%r21,%r22,%r23}, {%r10,%r11,%r12,%r13}, {%r14,%r15}, {%r16,%r17,%r18,%r19}, "
+    mma += "{%r10}, {ba, zero}, {%r10}, {zero, zero};"
+    zeros = [np.zeros((32, n), np.uint32) for n in (4, 2, 4)]
+    with pytest.raises(LaunchError, match="no such byte-id"):
+        emulator.run(FRAGMENTS.replace("MMA", mma), zeros, (32, 4), np.float32, target="sm_120a")
 
 
 def scale_value(code, ue8m0):
@@ -328,7 +366,7 @@ def test_tensor_memory_by_registers(emulator, monkeypatch, loads):
     if loads:
         monkeypatch.setenv("PTXEMU_TENSOR_LOADS", loads)
     text = TENSOR_MEMORY.replace("EARLY", "add.u32 %r8, %r6, 0;").replace("DEALLOC", DEALLOC)
-    got = emulator.run(text, shape=(32, 4), shared=PLACE)
+    got = emulator.run(text, shape=(32, 4), shared=PLACE, target="sm_100a")
     assert (got[:, 0] == np.arange(32) + 100).all() and (got[:, 1] == np.arange(32) + 200).all()
     assert (got[:, 2] == (np.arange(32) + 100 if loads else 0x7FFC0DEA)).all()
 
@@ -344,26 +382,4 @@ def test_tensor_memory_by_registers(emulator, monkeypatch, loads):
 def test_tensor_memory_must_be_given_back(emulator, allocated, given_back, said):
     text = TENSOR_MEMORY.replace("EARLY", "mov.u32 %r8, 0;").replace("DEALLOC", given_back)
     with pytest.raises(LaunchError, match=said):
-        emulator.run(text.replace("[%r2], 32;", f"[%r2], {allocated};"), shape=(32, 4), shared=PLACE)
-
-
-@pytest.mark.parametrize("shape, registers", [("16x128b", 2), ("16x256b", 4)])
-def test_shapes_of_tensor_memory(emulator, shape, registers):
-    """Lane 4 r + q has rows r and r + 8: of 128 bits word q, of 256 bits words 2 q and 2 q + 1."""
-    loaded = "{%r10, %r11}" if registers == 2 else "{%r10, %r11, %r12, %r13}"
-    stored = " ".join(f"add.u32 %r{20 + i}, %r4, {i};" for i in range(8))
-    body = f"""
-	mov.u32 %r1, %tid.x; mov.u32 %r2, block; mov.u32 %r12, 0; mov.u32 %r13, 0; mul.lo.u32 %r4, %r1, 8; {stored}
-	tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 32; ld.shared.u32 %r3, [%r2];
-	tcgen05.st.sync.aligned.32x32b.x8.b32 [%r3], {{%r20, %r21, %r22, %r23, %r24, %r25, %r26, %r27}};
-	tcgen05.wait::st.sync.aligned;
-	tcgen05.ld.sync.aligned.{shape}.x1.b32 {loaded}, [%r3];
-	tcgen05.wait::ld.sync.aligned;
-	mul.wide.u32 %rd1, %r1, 16; add.s64 %rd2, %rd_o, %rd1; st.global.v4.u32 [%rd2], {{%r10, %r11, %r12, %r13}};
-	{DEALLOC}
-"""
-    got = emulator.run(body, shape=(32, 4), shared=PLACE)[:, :registers]
-    lane, i = np.arange(32)[:, None], np.arange(registers)
-    row = lane // 4 + 8 * (i if registers == 2 else i // 2)
-    column = lane % 4 if registers == 2 else lane % 4 * 2 + i % 2
-    assert (got == 8 * row + column).all()
+        emulator.run(text.replace("[%r2], 32;", f"[%r2], {allocated};"), shape=(32, 4), shared=PLACE, target="sm_100a")

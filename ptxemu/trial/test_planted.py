@@ -10,7 +10,9 @@ import pytest
 
 from trial.emulator import ROOT
 
-FAULTS = re.findall(r"^PLANTED\((\w+), \"(.*)\"\)", (ROOT / "runtime/planted.def").read_text(), re.M)
+DEFINITIONS = (ROOT / "runtime/planted.def").read_text()
+FAULTS = re.findall(r"^PLANTED\((\w+), \"(.*)\"\)", DEFINITIONS, re.M)
+BY_OTHERS = re.findall(r"^PLANTED\((\w+)", DEFINITIONS.partition("// Kinds of faults that others chose")[2], re.M)
 SURVIVORS = ()  # faults that no test can see, with the reason after each
 
 
@@ -27,7 +29,7 @@ def seen_by(names):
 @pytest.mark.long  # three minutes of a core
 def test_every_planted_fault_is_seen(capsys):
     names = [name for name, _ in FAULTS]
-    assert len(names) >= 30
+    assert len(names) >= 30 and len(BY_OTHERS) >= 12
     jobs = os.cpu_count()
     assert seen_by(["none"])["none"] == "", "without a fault all tests pass"
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -40,4 +42,5 @@ def test_every_planted_fault_is_seen(capsys):
         for name, what in FAULTS:
             print(f"  {name}: {what}: {results[name] or 'NOT SEEN'}")
         print(f"planted faults seen: {len(names) - len(survived)} of {len(names)}")
+        print(f"of kinds that others chose: {len(set(BY_OTHERS) - set(survived))} of {len(BY_OTHERS)}")
     assert sorted(survived) == sorted(SURVIVORS)

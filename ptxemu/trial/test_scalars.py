@@ -60,7 +60,7 @@ again:
 """
     padded = np.zeros(-(-len(values) // 4096) * 4096, np.uint32)
     padded[: len(values)] = values
-    got = emulator.run(body, [padded], len(padded), grid=len(padded) // 4096, block=128)
+    got = emulator.run(body, [padded], len(padded), grid=len(padded) // 4096, block=128, target="sm_100a")
     return got[: len(values)].astype(dtype)
 
 

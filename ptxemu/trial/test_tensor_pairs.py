@@ -1,5 +1,6 @@
 """tcgen05.mma: products of one cta and of pairs, block-scaled ones, and copies for pairs."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -24,7 +25,7 @@ store:
 	@%p1 bra store;
 	shr.u32 %r10, %r1, 5; setp.ne.u32 %p2, %r10, 0;
 	@%p2 bra ready;
-	tcgen05.alloc.cta_group::GROUP.sync.aligned.shared::cta.b32 [%r21], 64;
+	tcgen05.alloc.cta_group::GROUP.sync.aligned.shared::cta.b32 [%r21], ALLOCATED;
 	setp.ne.u32 %p3, %r1, 0;
 	@!%p3 mbarrier.init.shared::cta.b64 [%r20], 1;
 ready:
@@ -53,18 +54,19 @@ wait:
 STORES
 	barrier.cluster.arrive.release; barrier.cluster.wait.acquire;
 	@%p2 bra done;
-	tcgen05.dealloc.cta_group::GROUP.sync.aligned.b32 %r11, 64;
+	tcgen05.dealloc.cta_group::GROUP.sync.aligned.b32 %r11, ALLOCATED;
 done:
 """
 
 
-def product(emulator, operands, issue, idesc, ctas, column=0):
+def product(emulator, operands, issue, idesc, ctas, column=0, allocated=64):
     """(ctas, 128, 16) of D: columns `column` and up of tensor memory, after the instructions of `issue`."""
     stores = "\n".join(f"\tst.global.u32 [%rd7+{4 * i}], {name};" for i, name in enumerate(REGISTERS))
     items = operands[0].nbytes // 16
     text = PRODUCT.replace("STORES", stores).replace("ISSUE", issue).replace("IDESC", str(idesc))
     text = text.replace("REGISTERS", ", ".join(REGISTERS)).replace("GROUP", str(ctas)).replace("COLUMN", str(column))
     text = text.replace("ITEMS", str(items)).replace("OFFSET", str(16 * items))
+    text = text.replace("ALLOCATED", str(allocated))
     if ctas == 1:
         text = text.replace("mov.u16 %h1, 3;", "mov.u16 %h1, 1;")
     shared = (
@@ -80,6 +82,17 @@ def scale_atom(codes):
     return codes.reshape(4, 32, 4).transpose(1, 0, 2).reshape(-1)
 
 
+def scaled(codes, scales):
+    """E2M1 codes (rows, k) times the scale of each 16."""
+    return codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32) * np.repeat(scales.astype(np.float32), 16, axis=1)
+
+
+def packed(codes):
+    """(rows, 32) bytes as core matrices of 8 rows by 16 bytes."""
+    rows = (codes[:, 0::2] | codes[:, 1::2] << 4).reshape(-1, 8, 2, 16)
+    return rows.transpose(0, 2, 1, 3).reshape(-1)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_block_scaled_product(emulator, order):
     """mxf4nvf4 of 128 by 16 by 64, scales by tcgen05.cp. The second product does not accumulate: D is one product."""
@@ -87,10 +100,6 @@ def test_block_scaled_product(emulator, order):
     # Every scale code, NaN included.
     scales_a = GENERATOR.permutation(np.repeat(np.arange(256), 2)).astype(np.uint8).reshape(128, 4)
     scales_b = GENERATOR.integers(0, 127, (128, 4)).astype(np.uint8)
-
-    def packed(codes):  # (rows, 32) bytes as core matrices of 8 rows by 16 bytes
-        rows = (codes[:, 0::2] | codes[:, 1::2] << 4).reshape(-1, 8, 2, 16)
-        return rows.transpose(0, 2, 1, 3).reshape(-1)
 
     codes = [packed(a), packed(b)] + [scale_atom(scales) for scales in (scales_a, scales_b)]
     issue = """

@@ -40,7 +40,7 @@ def translated(body):
 
 def test_a_kernel_and_what_a_launch_must_know():
     text = translated("ld.param.u64 %rd1, [p]; st.global.u32 [%rd1+8], 7; mov.u32 %r1, block;")
-    assert 'kernel_info{"k",run,32,48,{128,1,1},{0,0,0},2,{0,8},{8,24},4u}' in text
+    assert 'kernel_info{"k",run,32,48,{128,1,1},{0,0,0},2,{0,8},{8,24},4u,false,0,0}' in text
     assert f"T->line={BODY_LINE};" in text and "T->global_at((v_rd1+(int64_t)8ll),4)" in text
 
 

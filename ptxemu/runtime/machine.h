@@ -146,7 +146,7 @@ struct WarpProduct {
 struct Warp {
   Cta* cta;
   uint32_t index, ready = 0, alive = 0, born = 0;
-  uint32_t registers = 0;  // of a thread, as setmaxnreg left them; 0: as launched
+  uint32_t registers = 0;  // per thread, set by setmaxnreg; 0: as launched
   Thread* lanes[32] = {};
   Rendezvous rendezvous[8];
 #ifndef PTXEMU_KERNEL

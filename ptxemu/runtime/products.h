@@ -13,7 +13,7 @@ namespace ptxemu {
 // which 16 bits hold.
 inline constexpr int16_t kE2m1Halves[16] = {0, 1,  2,  3,  4,  6,  8,  12,
                                             0, -1, -2, -3, -4, -6, -8, -12};
-inline constexpr double kQuarter = 0.25;  // of a product of two such values
+inline constexpr double kQuarter = 0.25;  // the product of two halves
 
 // One value of each of kColumns columns of B.
 template <class V, int kColumns>

@@ -137,7 +137,7 @@ class Tensor {
   void borrow_slow();
   bool is_aligned() const;
   bool is_negated() const;
-  bool requires_grad() const;  // of a torch tensor
+  bool requires_grad() const;  // only for torch tensors
 
   nb::object object_;
   const char* name_;

@@ -50,7 +50,7 @@ struct Calibration {
   std::vector<LayerCalibration> layers;
   double seconds = 0;
   std::vector<std::string> notes;                 // the seeded fallback, experts never seen
-  std::map<int64_t, LayerScales> scales() const;  // of the layers that had tokens
+  std::map<int64_t, LayerScales> scales() const;  // only layers that had tokens
 };
 
 // Calibrates one layer, for the experts in `range`, on the batch's hidden states, ids and weights

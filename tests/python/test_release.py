@@ -94,7 +94,7 @@ def test_two_folders_give_the_same_files_and_the_sums_hold(tree, tmp_path, monke
     with pytest.raises(release.Refused, match="expected an empty folder"):
         run(other)
     shutil.rmtree(other / "dist")
-    release.SOURCE.mkdir()  # of a release that is under way, and that this one must leave as it is
+    release.SOURCE.mkdir()  # another release is under way, and must not lose its folder
     with pytest.raises(release.Refused, match="expected no such folder"):
         run(other)
     assert release.SOURCE.is_dir()

@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "backend/cuda/ptx/address.cuh"
+#include "backend/cuda/ptx/arithmetic.cuh"
 #include "backend/cuda/ptx/fence.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/ptx/registers.cuh"
@@ -102,18 +103,16 @@ struct Fp8Stream {
     }
     __syncwarp();
   }
-  // Fp8Products::dequantize in seven instructions for a word, not eight: PRMT ignores its picks'
-  // upper half, and ptxas would mask both halves separately.
+  // Fp8Products::dequantize in seven instructions for a word: __byte_perm would mask its picks
+  // again, which takes one or two more.
   __device__ static void dequantize(const Fp8Products::Weights& weights, int step,
                                     uint32_t* fragment) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t word = weights.codes[2 * i + step];
-      uint32_t picks = word & 0x77777777u;
-      cuda::ptx::pin(picks);
+      const uint32_t word = weights.codes[2 * i + step], picks = word & 0x77777777u;
       const uint2 bytes = weights.magnitudes[i];
-      fragment[i] = __byte_perm(bytes.x, bytes.y, picks) | (word & 0x80808080u);
-      fragment[2 + i] = __byte_perm(bytes.x, bytes.y, picks >> 16) | (word << 4 & 0x80808080u);
+      fragment[i] = cuda::ptx::prmt(bytes, picks) | (word & 0x80808080u);
+      fragment[2 + i] = cuda::ptx::prmt(bytes, picks >> 16) | (word << 4 & 0x80808080u);
     }
   }
   __device__ uint2 entry(uint32_t index) const {

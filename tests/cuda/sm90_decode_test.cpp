@@ -26,6 +26,11 @@ Case decode_case(int64_t experts, int64_t top_k, int64_t hidden, int64_t interme
   spec.options.activation_format = ActivationFormat::kBf16;
   return spec;
 }
+// The same layer with E4M3 activations, which has a kernel of its own.
+Case with_fp8(Case spec) {
+  spec.options.activation_format = ActivationFormat::kFp8;
+  return spec;
+}
 
 bool planned_in_one_launch(const MoeConfig& config, const Case& spec, const Plan& plan) {
   const auto steps = kSm90Backend.describe_run(config, spec.range, plan, spec.tokens);
@@ -72,8 +77,10 @@ TEST(Sm90DecodePlan, FewTokensOfLayersThatReadLittle) {
       {"an intermediate longer than hidden", decode_case(8, 2, 512, 1024, 1), false},
       {"quantized activations",
        with(small, [](Case& c) { c.options.activation_format = ActivationFormat::kNvfp4; }), false},
-      {"fp8 activations",
-       with(small, [](Case& c) { c.options.activation_format = ActivationFormat::kFp8; }), false},
+      {"fp8 activations", with_fp8(small), true},
+      {"fp8 activations, nine tokens", with_fp8(decode_case(128, 8, 2048, 768, 9)), false},
+      {"fp8 activations, batch invariant",
+       with(with_fp8(small), [](Case& c) { c.options.batch_invariant = true; }), false},
       {"batch invariant", with(small, [](Case& c) { c.options.batch_invariant = true; }), false},
       {"a rank's experts",
        with(small,
@@ -101,12 +108,17 @@ class Sm90Decode : public testing::Test {
     const std::string reason = why_not_here(kSm90Backend);
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
+  // Under bf16 activations and under fp8.
   static void expect_layer(const Case& spec) {
+    expect_format(spec);
+    expect_format(with_fp8(spec));
+  }
+  static void expect_format(const Case& spec) {
     SCOPED_TRACE(testing::Message()
                  << spec.options.num_experts << " experts, top " << spec.options.top_k << ", "
                  << spec.options.hidden_size << " x " << spec.options.intermediate_size << ", "
-                 << spec.tokens << " tokens, " << to_string(spec.data) << ", "
-                 << to_string(spec.routing));
+                 << spec.tokens << " tokens, " << to_string(spec.options.activation_format) << ", "
+                 << to_string(spec.data) << ", " << to_string(spec.routing));
     const auto data = must(make_case(spec));
     CaseRun own(kSm90Backend, *data), reference(kReferenceBackend, *data);
     ASSERT_TRUE(own.ok() && reference.ok());
@@ -192,6 +204,17 @@ TEST_F(Sm90SmallDecode, EveryRoutingAndKindOfData) {
     spec.data = values;
     spec.options.shared_intermediate_size = 48;
     expect_layer(spec);
+  }
+}
+
+// Row scales that no row decides.
+TEST_F(Sm90SmallDecode, FixedRowScales) {
+  for (const int64_t tokens : {1, 6}) {
+    Case spec = with_fp8(decode_case(16, 4, 336, 208, tokens));
+    spec.options.activation_scale = ActivationScale::kStatic;
+    spec.options.intermediate_scale = IntermediateScale::kFixed;
+    spec.options.intermediate_fixed = 0.25f;
+    expect_format(spec);
   }
 }
 

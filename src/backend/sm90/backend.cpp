@@ -74,6 +74,7 @@ constexpr cuda::Architecture kFp8 = [] {
   fp8.gemms.routed = routed<kFp8Table>;
   fp8.gemms.shared = shared<kFp8Table>;
   fp8.gemms.operands.fp8 = cuda::Operand::kE4m3;
+  fp8.run_in_one_launch = decode_fp8;
   return fp8;
 }();
 using Functions =

@@ -23,12 +23,12 @@ constexpr double kMostBytes = 256e6;
 int64_t partial_bytes_of_down(int64_t rows, int warps) { return 2 * rows * warps * 16 * 4; }
 
 // Warps that share `items` rows of `k_tiles` subtiles each: the power of two with the least work
-// for the warp that has the most. A row costs as much as one more subtile, and another half if
-// warps wait for each other.
-int share_warps(int64_t items, int64_t k_tiles) {
-  int best = 1;
+// for the warp that has the most, at least `fewest`. A row costs as much as one more subtile, and
+// another half if warps wait for each other.
+int share_warps(int64_t items, int64_t k_tiles, int fewest = 1) {
+  int best = fewest;
   int64_t least = INT64_MAX;
-  for (int warps = 1; warps <= kDecodeWarps && warps <= k_tiles; warps *= 2) {
+  for (int warps = fewest; warps <= kDecodeWarps && warps <= k_tiles; warps *= 2) {
     const int64_t of_one = cuda::ceil_div(items, kDecodeWarps / warps) *
                            (2 * cuda::ceil_div(k_tiles, warps) + (warps > 1 ? 3 : 2));
     if (of_one < least) least = of_one, best = warps;
@@ -45,7 +45,8 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
   const int64_t tokens = facts.tokens, assignments = tokens * config->top_k,
                 hidden = config->hidden_size, inner = config->intermediate_size,
                 shared = config->shared_intermediate_size;
-  if (config->activation_format != ActivationFormat::kBf16 || config->batch_invariant ||
+  const bool fp8 = config->activation_format == ActivationFormat::kFp8;
+  if ((config->activation_format != ActivationFormat::kBf16 && !fp8) || config->batch_invariant ||
       config->router_weight == RouterWeight::kOnInput || facts.single_steps || tokens < 1 ||
       tokens > kDecodeTokens || assignments > kDecodeAssignments || range.count < 1 ||
       range.count > kDecodeExperts)
@@ -70,28 +71,33 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
   cuda::OneLaunchPlan plan;
   plan.gate_up_warps_k =
       share_warps(cuda::ceil_div(local * groups_of_expert, device.compute_units), k_tiles);
-  plan.down_warps_k =
-      share_warps(local + (shared > 0 ? 1 : 0),
-                  shared > 0 ? std::min(down_k_tiles, shared_k_tiles) : down_k_tiles);
+  plan.down_warps_k = share_warps(
+      local + (shared > 0 ? 1 : 0),
+      shared > 0 ? std::min(down_k_tiles, shared_k_tiles) : down_k_tiles, fp8 ? kFp8DownWarps : 1);
   plan.partial_bytes =
       std::max(kPartialBytesOfGateUp,
                partial_bytes_of_down(assignments + (shared > 0 ? tokens : 0), plan.down_warps_k));
   // hidden, and later the intermediate
-  const int64_t rows_bytes = std::max(
-      tokens * decode_row_bytes(static_cast<int32_t>(k_tiles)),
-      assignments * decode_row_bytes(static_cast<int32_t>(down_k_tiles)) +
-          (shared > 0 ? tokens * decode_row_bytes(static_cast<int32_t>(shared_k_tiles)) : 0));
+  const auto row_bytes = [&](int64_t tiles) {
+    return fp8 ? tiles * cuda::kTileK : int64_t{decode_row_bytes(static_cast<int32_t>(tiles))};
+  };
+  const int64_t rows_bytes = std::max(tokens * row_bytes(k_tiles),
+                                      assignments * row_bytes(down_k_tiles) +
+                                          (shared > 0 ? tokens * row_bytes(shared_k_tiles) : 0)) +
+                             (fp8 ? kFp8TableBytes + kFp8TailBytes : 0);
   // At least half of a multiprocessor's, so that it never runs ctas of two of these grids: they
   // share one counter (decode_down.cuh).
   plan.shared_bytes = std::max(kDecodeRingBytes + plan.partial_bytes + rows_bytes,
                                device.cta_shared_bytes / 2 + int64_t{1024});
-  if (plan.shared_bytes > device.cta_shared_bytes - static_cast<int64_t>(sizeof(DecodeRouting)))
+  if (plan.shared_bytes >
+      device.cta_shared_bytes -
+          static_cast<int64_t>(fp8 ? sizeof(Fp8DecodeRouting) : sizeof(DecodeRouting)))
     return {};
   plan.ctas = device.compute_units;
   return plan;
 }
 
-Status decode(const StepContext& step) {
+DecodeArgs decode_args(const StepContext& step) {
   const MoeConfig& config = step.weights.config;
   const Batch& batch = step.batch;
   const cuda::OneLaunchPlan& plan = step.plan->one_launch;
@@ -135,8 +141,16 @@ Status decode(const StepContext& step) {
   args.before_down = config->router_weight == RouterWeight::kBeforeDown;
   args.rows_fp32 = config->row_format == RowFormat::kFp32;
   args.status = step.buffers.status;
+  return args;
+}
+
+Status decode(const StepContext& step) {
+  const MoeConfig& config = step.weights.config;
+  const cuda::OneLaunchPlan& plan = step.plan->one_launch;
+  const DecodeArgs args = decode_args(step);
   const auto launch_of = [&]<Gemm1Function kFunction>() {
-    DecodeArgsOf<kFunction> own{args};
+    DecodeArgsOf<kFunction> own{};
+    static_cast<DecodeArgs&>(own) = args;
     if constexpr (kFunction == Gemm1Function::kGeluOrSitu)
       own.gelu_or_situ = cuda::GeluOrSitu::from(config);
     const auto launch = [&]<int kColumns>() {
@@ -144,9 +158,9 @@ Status decode(const StepContext& step) {
           true, "decode", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
           step.stream, own);
     };
-    if (batch.tokens == 1) return launch.template operator()<1>();
-    if (batch.tokens == 2) return launch.template operator()<2>();
-    if (batch.tokens <= 4) return launch.template operator()<4>();
+    if (args.tokens == 1) return launch.template operator()<1>();
+    if (args.tokens == 2) return launch.template operator()<2>();
+    if (args.tokens <= 4) return launch.template operator()<4>();
     return launch.template operator()<8>();
   };
   return cuda::with_gemm1_function(cuda::gemm1_function(config->activation), launch_of);

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     const TensorScales& of = part_of(args, share, thread).tensor_scales[routing.expert_of[thread]];
     scales = {of.gate, of.up, of.down};
   }
-  DecodeRing ring(decode_shared, DecodeSubtiles(args, share, routing));
+  DecodeRing ring(decode_shared, DecodeSubtiles<>(args, share, routing));
   ring.start();
   if (thread < share.all_active) routing.scales[thread] = scales;
   if (thread == 0) {
@@ -93,13 +93,13 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   cuda::ptx::fence_proxy_async();
   __syncthreads();
   const auto routed = static_cast<int32_t>(args.ids.assignments);
-  const DecodeDown down{args,
-                        share,
-                        routing,
-                        x,
-                        partials,
-                        routed,
-                        routed + (args.shared.groups > 0 ? args.tokens : 0)};
+  const DecodeDown<> down{args,
+                          share,
+                          routing,
+                          x,
+                          partials,
+                          routed,
+                          routed + (args.shared.groups > 0 ? args.tokens : 0)};
   if (args.routed.row_elems % cuda::kTileK != 0 || args.shared.row_elems % cuda::kTileK != 0) {
     down.pad_rows();
     __syncthreads();

@@ -27,9 +27,17 @@ NVFP4_MOE_HOST_DEVICE constexpr int32_t decode_row_bytes(int32_t k_tiles) {
   return k_tiles * cuda::kTileK * 2 + 64;
 }
 
+// Warps that share a row of down at least, under fp8: a warpgroup multiplies one expert's rows.
+inline constexpr int kFp8DownWarps = 4;
+// The table of E4M3 magnitudes of weights: 160 scale indices, 16 copies (decode_fp8.cuh).
+inline constexpr int kFp8TableBytes = 160 * 16 * 8;
+// A product in E4M3 reads up to three tiles and a core matrix beyond the last row.
+inline constexpr int kFp8TailBytes = 3 * kDecodeTokens * cuda::kTileK + 128;
+
 // The plan of a run in one launch; without ctas if the run needs a launch per step.
 cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& range,
                                 const DeviceFacts& device, const cuda::RunFacts& facts);
 Status decode(const StepContext& step);
+Status decode_fp8(const StepContext& step);  // with E4M3 activations
 
 }  // namespace nvfp4_moe::internal::sm90

@@ -16,6 +16,7 @@
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/small_batch.cuh"
 #include "backend/sm90/decode.h"
+#include "backend/sm90/dequantize.cuh"
 #include "backend/sm90/epilogue.cuh"
 
 namespace nvfp4_moe::internal::sm90 {
@@ -51,6 +52,7 @@ struct DecodeArgs {
   bool rows_fp32;    // row_format
   RunStatus* status;
 };
+DecodeArgs decode_args(const StepContext& step);  // decode.cu
 // A union with `activation` would change the code of the other functions' kernels.
 struct GeluOrSituDecodeArgs : DecodeArgs {
   cuda::GeluOrSitu gelu_or_situ;
@@ -85,6 +87,21 @@ struct DecodeRouting {
   uint32_t bad_ids, nonfinite_weights;
   uint64_t rows_full;  // mbarrier: the intermediate is in shared memory
 };
+
+// With E4M3 activations.
+struct Fp8DecodeRouting : DecodeRouting {
+  uint32_t magnitudes[kDecodeTokens];  // the largest of each row of hidden, as fp32 bits
+  unsigned saturated[kDecodeTokens], zeroed[kDecodeTokens];  // blocks of hidden, of cta 0
+  float hidden_scales[kDecodeTokens];                        // NaN for a nonfinite token
+  // Rows of the intermediate are ranked by active expert, then by token.
+  int16_t first_rank[kDecodeActive + 1];                      // of each active expert
+  int16_t assignment_of[kDecodeAssignments + kDecodeTokens];  // of each rank
+  float row_scales[kDecodeAssignments + kDecodeTokens];       // by assignment
+  uint32_t magnitude_of_warp[kDecodeWarps];
+};
+template <class Products>
+using DecodeRoutingOf =
+    std::conditional_t<std::is_same_v<Products, Fp8Products>, Fp8DecodeRouting, DecodeRouting>;
 
 // Fills `to`, except for scales and nonfinite_tokens. Called by one warp, for up to 32 kPer
 // assignments. A lane has every 32nd one.

@@ -44,10 +44,11 @@ __device__ inline void count_one(uint64_t& counter) {
   atomicAdd(reinterpret_cast<unsigned long long*>(&counter), 1ull);
 }
 
+template <class Products = Bf16Products>
 struct DecodeDown {
   const DecodeArgs& args;
   const DecodeShare& share;
-  const DecodeRouting& routing;
+  const DecodeRoutingOf<Products>& routing;
   uint8_t* x;       // the intermediate's rows: (assignments, row bytes), then the shared expert's
   float* partials;  // (2, rows, warps that share an expert, 16)
   int32_t routed, rows;  // assignments; with those of the shared expert
@@ -142,8 +143,11 @@ struct DecodeDown {
             part_of(args, share, active)
                 .down_biases.of(routing.expert_of[active],
                                 static_cast<uint32_t>(block * 16 + channel), args.hidden_size);
-        value =
-            fmaf(sum * Bf16Products::kAccumulatorFactor, routing.scales[active].down, bias.first);
+        if constexpr (std::is_same_v<Products, Fp8Products>)
+          value =
+              fmaf(sum, routing.row_scales[assignment] * routing.scales[active].down, bias.first);
+        else
+          value = fmaf(sum * Products::kAccumulatorFactor, routing.scales[active].down, bias.first);
         if (!args.rows_fp32) value = cuda::bf16_to_float(cuda::bf16_from_float(value));
       }
       *at = value;
@@ -173,7 +177,7 @@ struct DecodeDown {
                               acc);
   }
 
-  __device__ void run(DecodeRing& ring) const {
+  __device__ void run(DecodeRing<>& ring) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t q = lane % 4, token = lane / 4, warps_k = 1 << args.down_k_shift;
     Bf16Products::Constants constants;

@@ -21,9 +21,11 @@ __device__ inline uint16_t* decode_row(const DecodeArgs& args, int32_t assignmen
              : args.shared.rows + int64_t{assignment - routed} * args.shared.row_elems;
 }
 
-// kColumns: tokens whose accumulators are kept: 1, 2, 4 or 8.
-template <cuda::Gemm1Function kFunction, int kColumns>
+// kColumns: tokens whose accumulators are kept: 1, 2, 4 or 8. Products: Bf16Products or
+// Fp8Products, which have a run() of their own (decode_fp8.cuh).
+template <cuda::Gemm1Function kFunction, int kColumns, class Products = Bf16Products>
 struct DecodeGateUp {
+  static constexpr bool kFp8 = std::is_same_v<Products, Fp8Products>;
   static constexpr bool kGated = kFunction != cuda::Gemm1Function::kRelu2;
   static constexpr int kBatch = 8 / kColumns;      // groups between two barriers of a warps
   static constexpr int kPartials = 16 * kColumns;  // of a group and a warp
@@ -32,12 +34,12 @@ struct DecodeGateUp {
 
   const DecodeArgsOf<kFunction>& args;
   const DecodeShare& share;
-  const DecodeRouting& routing;
+  const DecodeRoutingOf<Products>& routing;
   const uint8_t* x;  // hidden: (T, row_bytes)
   int32_t row_bytes;
   float* partials;  // (2, 16 warps, kBatch, kPartials)
 
-  __device__ void run(DecodeRing& ring) const {
+  __device__ void run(DecodeRing<>& ring) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32),
                warp = static_cast<int32_t>(threadIdx.x / 32);
     const int32_t q = lane % 4, r = lane / 4;
@@ -127,12 +129,15 @@ struct DecodeGateUp {
 
   __device__ void store(const DecodeGroup& group, int32_t channel, int32_t token,
                         int32_t assignment, float gate, float up) const {
-    constexpr float kFactor = Bf16Products::kAccumulatorFactor;
+    constexpr float kFactor = Products::kAccumulatorFactor;
     const DecodePart& part = part_of(args, share, group.active);
     const DecodeScales& scales = routing.scales[group.active];
     // a nonfinite token's rows are NaN
-    const float scale =
-        (routing.nonfinite_tokens >> token & 1) != 0 ? __uint_as_float(0x7FC00000u) : 1.0f;
+    float scale;
+    if constexpr (kFp8)
+      scale = routing.hidden_scales[token];
+    else
+      scale = (routing.nonfinite_tokens >> token & 1) != 0 ? __uint_as_float(0x7FC00000u) : 1.0f;
     float value;
     if constexpr (kGated) {
       const cuda::LaneBiases bias = part.gemm1_biases.of(
@@ -154,6 +159,10 @@ struct DecodeGateUp {
     if (args.before_down && group.active < share.active_experts)
       value *= routing.weights[assignment];
     uint16_t* const row = decode_row(args, assignment);
+    if constexpr (kFp8) {
+      row[channel] = cuda::bf16_from_float(value);
+      return;
+    }
     row[fragment_element(channel)] = cuda::bf16_from_float(value);
     // the rest of the row's last 32 elements is multiplied too
     if (part.row_elems != part.channels && channel >= part.channels - 16)

@@ -60,7 +60,9 @@ struct DecodeGroup {
 };
 
 // Goes through the subtiles of a warp: first those of gate/up, then those of down. A row of
-// subtiles, `left` of them `step` bytes apart, has the same 16 weight rows.
+// subtiles, `left` of them `step` bytes apart, has the same 16 weight rows. kEmptyRows: this warp
+// may have none of a row's subtiles.
+template <bool kEmptyRows = false>
 struct DecodeSubtiles {
   const DecodeArgs& args;
   const DecodeShare& share;
@@ -84,6 +86,15 @@ struct DecodeSubtiles {
   // Begins the next row; left = 0 at the end. kDown: no row of gate/up is left.
   template <bool kDown>
   __device__ void next_row() {
+    if constexpr (kEmptyRows)
+      while (begin_next<kDown>() && left == 0) {
+      }
+    else
+      begin_next<kDown>();
+  }
+  // Returns false at the end.
+  template <bool kDown>
+  __device__ bool begin_next() {
     left = 0;
     if (!kDown && group_index < share.last_group) {
       const DecodePart& part = part_of(args, share, group.active);
@@ -91,17 +102,18 @@ struct DecodeSubtiles {
             args.k_tiles, share.gate_up_k, args.gate_up_k_shift);
       group_index += gate_up_warps_m(args);
       group.advance(args, share, gate_up_warps_m(args));
-      return;
+      return true;
     }
     if (active >= share.all_active) {
-      if (share.down_m >= share.all_active) return;
+      if (share.down_m >= share.all_active) return false;
       ++block, active = share.down_m;
     }
-    if (block >= share.last_block) return;
+    if (block >= share.last_block) return false;
     const DecodePart& part = part_of(args, share, active);
     begin(part.weights + routing.expert_of[active] * part.expert_stride + part.down_offset, block,
           part.down_k_tiles, share.down_k, args.down_k_shift);
     active += down_warps_m(args);
+    return true;
   }
   __device__ void begin(const uint8_t* matrix, int32_t group, int32_t k_tiles, int32_t warp_k,
                         int32_t shift) {
@@ -116,13 +128,14 @@ struct DecodeSubtiles {
 
 // A warp's ring of subtiles in shared memory. Each lane copies the codes that it reads itself;
 // lanes share the scales.
+template <bool kEmptyRows = false>
 struct DecodeRing {
   uint32_t first, lane_codes,
       lane_scales;  // shared addresses: the ring, and within the first subtile
   uint32_t slot = 0;
-  DecodeSubtiles subtiles;
+  DecodeSubtiles<kEmptyRows> subtiles;
 
-  __device__ DecodeRing(const uint8_t* rings, const DecodeSubtiles& subtiles_)
+  __device__ DecodeRing(const uint8_t* rings, const DecodeSubtiles<kEmptyRows>& subtiles_)
       : first(cuda::ptx::shared_address(rings) +
               threadIdx.x / 32 * (kDecodeDepth * kDecodeSubtileBytes)),
         lane_codes(first + threadIdx.x % 32 * 16),

@@ -69,4 +69,12 @@ __device__ inline uint32_t mul_bf16x2_high(uint32_t pair, uint32_t scales) {
   return product;
 }
 
+// Four of the eight bytes: nibble i of `picks`, 0 to 7, is the index of byte i. Higher bits of
+// `picks` have no effect.
+__device__ inline uint32_t prmt(uint2 bytes, uint32_t picks) {
+  uint32_t picked;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(picked) : "r"(bytes.x), "r"(bytes.y), "r"(picks));
+  return picked;
+}
+
 }  // namespace nvfp4_moe::internal::cuda::ptx

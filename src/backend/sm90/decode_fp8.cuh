@@ -1,0 +1,340 @@
+// The layer of a few tokens in one launch (decode.cuh) with E4M3 activations (W4A8).
+//
+// Hopper multiplies E4M3 by wgmma only, so the four warps of a warpgroup multiply together: each
+// has 16 weight rows of its own, from its own ring, and all have the same activations. Warps with
+// the same weight rows share them along K. For that a product has 32 columns: the j-th eight of
+// them are the activations j tiles further, which the descriptor's stride gives without a copy, and
+// a warp keeps those columns that belong to its tile.
+//
+//   gate/up   columns are tokens
+//   down      columns are the tokens of the expert; every cta quantizes the whole intermediate
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "backend/cuda/ptx/address.cuh"
+#include "backend/cuda/ptx/arithmetic.cuh"
+#include "backend/cuda/ptx/fence.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/ptx/registers.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
+#include "backend/sm90/decode_down.cuh"
+#include "backend/sm90/decode_fp8_rows.cuh"
+#include "backend/sm90/decode_gate_up.cuh"
+
+namespace nvfp4_moe::internal::sm90 {
+
+template <cuda::Gemm1Function kFunction>
+struct Fp8DecodeArgsOf : DecodeArgsOf<kFunction> {
+  cuda::Divider by_vec8s;  // of a row of hidden, with padding
+  cuda::RowScaleRule hidden_rule, intermediate_rule;
+};
+
+// The table of Fp8Products follows the rings: 16 copies of each entry. An index of bytes that are
+// no weights may be any byte, and reads shared memory beyond the table.
+inline constexpr int kFp8Copies = 16;
+static_assert(kFp8TableBytes == kFp8ScaleIndices * kFp8Copies * 8);
+
+__device__ inline void fill_fp8_table(uint8_t* table) {
+  constexpr int kVectors = kFp8Copies / 2;
+#pragma unroll 1
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < kFp8ScaleIndices * kVectors;
+       i += kDecodeThreads) {
+    const uint2 entry = Fp8Products::magnitudes(static_cast<uint32_t>(i / kVectors));
+    reinterpret_cast<uint4*>(table)[i] = make_uint4(entry.x, entry.y, entry.x, entry.y);
+  }
+}
+
+// The rows of subtiles of a warp, and how the warps of its warpgroup share them along K.
+struct Fp8Warp {
+  int32_t first_m;    // row of the warpgroup's first warp; that of this warp is share.*_m
+  int32_t k, k_warp;  // the warpgroup's first subtile along K, and this warp's
+  int32_t shift;      // log2 of the warps that share a row
+
+  __device__ Fp8Warp(int32_t k_shift) : shift(k_shift) {
+    const auto warp = static_cast<int32_t>(threadIdx.x / 32);
+    first_m = (warp & ~3) >> shift;
+    k_warp = warp & ((1 << shift) - 1);
+    k = k_warp & ~3;
+  }
+  __device__ int32_t last_m() const { return first_m + (3 >> shift); }
+  // Which eight columns of a product belong to this warp.
+  __device__ int32_t own_columns() const { return k_warp & 3; }
+  // Subtiles of a warp along K, from the given one on.
+  __device__ int32_t steps(int32_t k_tiles, int32_t from) const {
+    return max((k_tiles - from + (1 << shift) - 1) >> shift, 0);
+  }
+};
+
+// Down has four warps or more along K, also if a row has fewer subtiles.
+using Fp8Ring = DecodeRing<true>;
+
+// A warp's weights: the subtile that it has read last, and its ring.
+struct Fp8Stream {
+  Fp8Ring& ring;
+  uint32_t table;  // of this lane's copy
+  Fp8Products::Weights weights[2];
+
+  __device__ Fp8Stream(Fp8Ring& ring_, const uint8_t* table_)
+      : ring(ring_), table(cuda::ptx::shared_address(table_) + threadIdx.x % kFp8Copies * 8) {}
+  // Reads the oldest subtile of the ring once it has arrived.
+  __device__ void read() {
+    cuda::ptx::cp_async_wait_group<kDecodeDepth - 1>();
+    __syncwarp();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 codes = Fp8Ring::load_shared_16(ring.lane_codes + ring.slot + half * 512);
+      weights[half].codes[0] = codes.x, weights[half].codes[1] = codes.y;
+      weights[half].codes[2] = codes.z, weights[half].codes[3] = codes.w;
+      uint16_t scales;
+      asm volatile("ld.shared.u16 %0, [%1];"
+                   : "=h"(scales)
+                   : "r"(ring.first + ring.slot + 1024 + half * 64 + threadIdx.x % 32 * 2)
+                   : "memory");
+      weights[half].scales = scales;
+    }
+#pragma unroll
+    for (auto& of_half : weights) {
+      of_half.magnitudes[0] = entry(of_half.scales & 0xFF);
+      of_half.magnitudes[1] = entry(of_half.scales >> 8);
+    }
+    __syncwarp();
+  }
+  // Fp8Products::dequantize in seven instructions for a word: __byte_perm would mask its picks
+  // again, which takes one or two more.
+  __device__ static void dequantize(const Fp8Products::Weights& weights, int step,
+                                    uint32_t* fragment) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t word = weights.codes[2 * i + step], picks = word & 0x77777777u;
+      const uint2 bytes = weights.magnitudes[i];
+      fragment[i] = cuda::ptx::prmt(bytes, picks) | (word & 0x80808080u);
+      fragment[2 + i] = cuda::ptx::prmt(bytes, picks >> 16) | (word << 4 & 0x80808080u);
+    }
+  }
+  __device__ uint2 entry(uint32_t index) const {
+    return Fp8Ring::load_shared_8(table + index * (kFp8Copies * 8));
+  }
+
+  // A row of subtiles times the columns, this warp's part of K. own: rows r and r + 8, columns 2q
+  // and 2q + 1. valid: this warp has such a row; all_valid: all warps of the warpgroup have.
+  template <bool kDown>
+  __device__ void multiply(const Fp8Warp& warp, const Fp8Columns& columns, int32_t k_tiles,
+                           bool valid, bool all_valid, float (&own)[4]) {
+    float accumulators[16] = {};
+    const auto count = static_cast<uint32_t>(columns.count);
+    // The descriptor counts in 16 bytes: from a run to the next, from a tile to the next.
+    uint32_t rows = (cuda::ptx::shared_address(columns.at) >> 4) +
+                    static_cast<uint32_t>(warp.k) * count * 8 + (count << 16);
+    const int32_t steps = warp.steps(k_tiles, warp.k),
+                  own_steps = valid ? warp.steps(k_tiles, warp.k_warp) : 0,
+                  full =
+                      all_valid ? warp.steps(k_tiles, warp.k + min((1 << warp.shift) - 1, 3)) : 0;
+    const auto step_of = [&]<bool kFull>(bool has) {
+      uint32_t fragments[16];
+      if (kFull || has) {
+#pragma unroll
+        for (int step = 0; step < 4; ++step)
+          dequantize(weights[step / 2], step % 2, fragments + 4 * step);
+      } else {
+#pragma unroll
+        for (uint32_t& word : fragments) word = 0;
+      }
+      cuda::ptx::pin(fragments);
+      cuda::ptx::wgmma_fence();
+#pragma unroll
+      for (uint32_t step = 0; step < 4; ++step)
+        Fp8Products::multiply(accumulators, fragments + 4 * step,
+                              uint64_t{count * 8} << 32 | (rows + step * 2 * count));
+      cuda::ptx::wgmma_commit_group();
+      if constexpr (kFull) read();
+      cuda::ptx::wgmma_wait_group<0>();
+      if constexpr (kFull) {
+        ring.template copy<kDown>();
+      } else if (has) {
+        read();
+        ring.template copy<kDown>();
+      }
+      rows += (count * 8) << warp.shift;
+    };
+    int32_t step = 0;
+#pragma unroll 1
+    for (; step < full; ++step) step_of.template operator()<true>(true);
+#pragma unroll 1
+    for (; step < steps; ++step) step_of.template operator()<false>(step < own_steps);
+    cuda::ptx::pin(accumulators);
+    const int32_t at = warp.own_columns();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float low = at % 2 == 0 ? accumulators[i] : accumulators[4 + i],
+                  high = at % 2 == 0 ? accumulators[8 + i] : accumulators[12 + i];
+      own[i] = at < 2 ? low : high;
+    }
+  }
+};
+
+template <cuda::Gemm1Function kFunction, int kColumns>
+struct Fp8GateUp {
+  using Base = DecodeGateUp<kFunction, kColumns, Fp8Products>;
+  static constexpr int kBatch = Base::kBatch, kPartials = Base::kPartials;
+  const Base base;
+
+  __device__ void run(Fp8Stream& stream, const Fp8Columns& columns) const {
+    const DecodeArgs& args = base.args;
+    const DecodeShare& share = base.share;
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32),
+               warp = static_cast<int32_t>(threadIdx.x / 32);
+    const int32_t q = lane % 4, r = lane / 4;
+    const int32_t warps_m = gate_up_warps_m(args), warps_k = 1 << args.gate_up_k_shift;
+    const Fp8Warp of(args.gate_up_k_shift);
+    const int32_t from_first = share.gate_up_m - of.first_m, to_last = of.last_m() - of.first_m;
+    DecodeGroup at(args, share, share.first_group + share.gate_up_m);
+    int buffer = 0;
+    // all bounds are those of the warpgroup's first warp
+#pragma unroll 1
+    for (int32_t first = share.first_group + of.first_m; first < share.last_group;
+         first += warps_m * kBatch) {
+      DecodeGroup group = at;
+      int32_t index = first;
+#pragma unroll 1
+      for (int i = 0; i < kBatch && index < share.last_group; ++i, index += warps_m) {
+        float own[4];
+        stream.multiply<false>(of, columns, args.k_tiles, index + from_first < share.last_group,
+                               index + to_last < share.last_group, own);
+        float* const to = base.partials + ((buffer * kDecodeWarps + warp) * kBatch + i) * kPartials;
+        if constexpr (kColumns == 1) {
+          if (q == 0) to[r] = own[0], to[r + 8] = own[2];
+        } else if (q * 2 < kColumns) {
+          float* const two = to + r * kColumns + q * 2;
+          *reinterpret_cast<float2*>(two) = make_float2(own[0], own[1]);
+          *reinterpret_cast<float2*>(two + 8 * kColumns) = make_float2(own[2], own[3]);
+        }
+        group.advance(args, share, warps_m);
+      }
+      if (warps_k == 1)
+        __syncwarp();
+      else
+        cuda::ptx::named_barrier_sync(1 + share.gate_up_m, warps_k * 32);
+      base.store_batch(
+          at, first + from_first,
+          base.partials + (buffer * kDecodeWarps + (share.gate_up_m << args.gate_up_k_shift)) *
+                              kBatch * kPartials);
+      at = group;
+      buffer ^= 1;
+    }
+  }
+};
+
+struct Fp8Down {
+  using Base = DecodeDown<Fp8Products>;
+  const Base base;
+
+  __device__ void store(const float (&own)[4], int buffer, int32_t active) const {
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    const int32_t q = lane % 4, r = lane / 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int32_t rank = base.routing.first_rank[active] + q * 2 + i;
+      if (rank >= base.routing.first_rank[active + 1]) continue;
+      float* const to = base.partials + (((buffer * base.rows + base.routing.assignment_of[rank])
+                                          << base.args.down_k_shift) +
+                                         base.share.down_k) *
+                                            16;
+      to[r] = own[i], to[r + 8] = own[2 + i];
+    }
+  }
+  __device__ void run(Fp8Stream& stream) const {
+    const DecodeArgs& args = base.args;
+    const DecodeShare& share = base.share;
+    const Fp8Warp of(args.down_k_shift);
+    int buffer = 0;
+#pragma unroll 1
+    for (int32_t block = share.first_block; block < share.last_block; ++block, buffer ^= 1) {
+#pragma unroll 1
+      for (int32_t active = share.down_m; active < share.all_active; active += down_warps_m(args)) {
+        float own[4];
+        stream.multiply<true>(of, columns_of(args, base.routing, base.x, active),
+                              part_of(args, share, active).down_k_tiles, true, true, own);
+        store(own, buffer, active);
+      }
+      __syncthreads();
+      base.round_rows(buffer, block);
+      __syncthreads();
+      switch (args.out_dtype) {
+        case DType::kF32: base.template combine<DType::kF32>(buffer, block); break;
+        case DType::kF16: base.template combine<DType::kF16>(buffer, block); break;
+        default: base.template combine<DType::kBf16>(buffer, block);
+      }
+    }
+  }
+};
+
+template <cuda::Gemm1Function kFunction, int kColumns>
+__global__ void __launch_bounds__(kDecodeThreads, 1)
+    sm90_decode_fp8_kernel(const __grid_constant__ Fp8DecodeArgsOf<kFunction> args) {
+  extern __shared__ __align__(128) uint8_t decode_shared[];
+  __shared__ Fp8DecodeRouting routing;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  uint8_t* const table = decode_shared + kDecodeRingBytes;
+  auto* const partials = reinterpret_cast<float*>(table + kFp8TableBytes);
+  uint8_t* const x = table + kFp8TableBytes + args.partial_bytes;
+  const Fp8Columns tokens{x, args.tokens};
+  fill_fp8_table(table);
+  cuda::ptx::prefetch_parameters(args);
+  cuda::ptx::grid_dependency_wait();
+  cuda::ptx::launch_dependents();
+  if (thread < 32) {
+    if (args.ids.assignments <= 32)
+      route_decode<1>(args, routing);
+    else
+      route_decode<kDecodeAssignments / 32>(args, routing);
+  } else {
+    const auto quantize = [&]<DType kType>() {
+      quantize_hidden<kType>(args, args.by_vec8s, args.hidden_rule, routing, tokens);
+    };
+    switch (args.hidden_dtype) {
+      case DType::kF32: quantize.template operator()<DType::kF32>(); break;
+      case DType::kF16: quantize.template operator()<DType::kF16>(); break;
+      default: quantize.template operator()<DType::kBf16>();
+    }
+  }
+  __syncthreads();
+  const DecodeShare share(args, routing.active_experts);
+  DecodeScales scales;
+  if (thread < share.all_active) {
+    const TensorScales& of = part_of(args, share, thread).tensor_scales[routing.expert_of[thread]];
+    scales = {of.gate, of.up, of.down};
+  }
+  Fp8Ring ring(decode_shared, DecodeSubtiles<true>(args, share, routing));
+  ring.start();
+  if (thread < share.all_active) routing.scales[thread] = scales;
+  if (thread < 32) {
+    rank_rows(routing, share.all_active);
+  } else if (blockIdx.x == 0 && thread == 32) {
+    RunStatus status;
+    status.bad_expert_ids = routing.bad_ids;
+    status.nonfinite_weights = routing.nonfinite_weights;
+    count_hidden(args, routing, status);
+    *args.status = status;
+  }
+  Fp8Stream stream(ring, table);
+  stream.read();
+  ring.template copy<false>();
+  __syncthreads();
+  Fp8GateUp<kFunction, kColumns>{{args, share, routing, nullptr, 0, partials}}.run(stream, tokens);
+  __syncthreads();
+  if (thread == 0) wait_for_grid(&decode_grid_counter);
+  __syncthreads();
+  Fp8Intermediate(args, share, args.intermediate_rule, routing, x).quantize();
+  cuda::ptx::fence_proxy_async_shared();
+  __syncthreads();
+  const auto routed = static_cast<int32_t>(args.ids.assignments);
+  Fp8Down{{args, share, routing, x, partials, routed,
+           routed + (args.shared.groups > 0 ? args.tokens : 0)}}
+      .run(stream);
+}
+
+}  // namespace nvfp4_moe::internal::sm90

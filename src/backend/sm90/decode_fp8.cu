@@ -22,10 +22,9 @@ Status decode_fp8(const StepContext& step) {
           true, "decode_fp8", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
           step.stream, own);
     };
+    static_assert(kFp8DecodeTokens == 2);
     if (args.tokens == 1) return launch.template operator()<1>();
-    if (args.tokens == 2) return launch.template operator()<2>();
-    if (args.tokens <= 4) return launch.template operator()<4>();
-    return launch.template operator()<8>();
+    return launch.template operator()<2>();
   };
   return cuda::with_gemm1_function(cuda::gemm1_function(config->activation), launch_of);
 }

@@ -75,8 +75,8 @@ def drop_packed(model: Any) -> None:
     embeddings calls. Both are attributes of this model; its class is not changed.
     """
     for module in model.modules():
-        if not isinstance(module, PreTrainedModel):
-            continue
+        if not isinstance(module, PreTrainedModel) or not hasattr(module, "all_tied_weights_keys"):
+            continue  # Inkling's audio part never calls post_init, which makes that mapping
         names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         names |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
         ties = module.all_tied_weights_keys.items()

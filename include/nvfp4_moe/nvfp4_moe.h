@@ -828,7 +828,7 @@ typedef struct nvfp4_moe_router_config {
                                   weights */
   int32_t hash_routing; /* 1: a table by token id gives the experts, and the scores only their
                            weights */
-  int32_t reserved;     /* 0 */
+  int32_t expert_scale; /* 1: each expert has a factor of its weights (Gemma-4); on the CPU only */
 } nvfp4_moe_router_config;
 
 /* One call of a router's GEMM, for the small batches of decoding: logits (T, E) = hidden (T, H)
@@ -873,6 +873,7 @@ typedef struct nvfp4_moe_router_batch {
   nvfp4_moe_dtype token_ids_dtype;  /* I64 (default) or I32 */
   nvfp4_moe_dtype hash_table_dtype; /* I64 (default) or I32 */
   nvfp4_moe_dtype ids_dtype;        /* I32 (default) or I64 */
+  const float* expert_scale;        /* (E), with config.expert_scale */
 } nvfp4_moe_router_batch;
 
 /* Selects experts on the CPU. If scores are equal, the lower id comes first; NaN comes after every

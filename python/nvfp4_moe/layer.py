@@ -379,6 +379,7 @@ class MoeLayer(_core.Layer):
         stream: Any = None,
         *,
         correction_bias: Any = None,
+        expert_scale: Any = None,
         token_ids: Any = None,
         hash_table: Any = None,
         topk: tuple[Any, Any] | None = None,
@@ -391,7 +392,7 @@ class MoeLayer(_core.Layer):
 
         Args:
             hidden, out, stream, shared_weights, workspace: As in run.
-            logits, correction_bias, token_ids, hash_table: As in select_experts, on the layer's device.
+            logits, correction_bias, expert_scale, token_ids, hash_table: As in select_experts, on the layer's device.
             router: The router; its num_experts and top_k are the layer's.
             topk: Arrays (topk_ids, topk_weights) to write. None makes them.
 
@@ -407,6 +408,7 @@ class MoeLayer(_core.Layer):
             hidden,
             logits,
             correction_bias,
+            expert_scale,
             token_ids,
             hash_table,
             topk,

@@ -35,6 +35,8 @@ class RouterConfig:
         group_score: A group's score: "max", its best expert, or "top2_sum", the sum of its two best.
         correction_bias: Calls pass a bias that is added to the scores for the selection, but not to the weights.
         hash_routing: Calls pass token ids and a table of each token's experts. The scores only weigh these experts.
+        expert_scale: Calls pass a factor for each expert, which multiplies its weights after renormalization, as in
+            Gemma-4. On CPUs only.
 
     Raises:
         ValueError: Names the field, the legal values and what it got.
@@ -51,11 +53,12 @@ class RouterConfig:
     group_score: str = "max"
     correction_bias: bool = False
     hash_routing: bool = False
+    expert_scale: bool = False
 
     def __post_init__(self) -> None:
         _core.check_router_config(self._fields())
 
-    def _fields(self) -> tuple[int, int, str, bool, float, float, int, int, str, bool, bool]:
+    def _fields(self) -> tuple[int, int, str, bool, float, float, int, int, str, bool, bool, bool]:
         return (
             self.num_experts,
             self.top_k,
@@ -68,6 +71,7 @@ class RouterConfig:
             self.group_score,
             self.correction_bias,
             self.hash_routing,
+            self.expert_scale,
         )
 
     @classmethod
@@ -126,6 +130,7 @@ def select_experts(
     config: RouterConfig,
     *,
     correction_bias: Any = None,
+    expert_scale: Any = None,
     token_ids: Any = None,
     hash_table: Any = None,
     ids_dtype: str = "int32",
@@ -141,6 +146,7 @@ def select_experts(
         logits: (T, num_experts) of float32, float16 or bfloat16. Rows may have a stride.
         config: The router.
         correction_bias: float32 (num_experts,), if config.correction_bias is set.
+        expert_scale: float32 (num_experts,), if config.expert_scale is set.
         token_ids: int32 or int64 (T,), if config.hash_routing is set.
         hash_table: int32 or int64 (vocab_size, top_k), if config.hash_routing is set.
         ids_dtype: The dtype of topk_ids, "int32" or "int64".
@@ -154,11 +160,12 @@ def select_experts(
 
     Raises:
         ValueError: Wrong shapes, dtypes or devices.
+        Unsupported: expert_scale on a GPU.
     """
     if not isinstance(config, RouterConfig):
         raise TypeError(f"config: expected a RouterConfig, got {type(config).__name__}")
     return _core.select_experts(
-        logits, correction_bias, token_ids, hash_table, ids_dtype, out, bad_ids, config._fields()
+        logits, correction_bias, expert_scale, token_ids, hash_table, ids_dtype, out, bad_ids, config._fields()
     )
 
 
@@ -201,7 +208,7 @@ class _Fields:
         return self.integer("n_routed_experts", "num_experts", "num_local_experts")
 
     def top_k(self) -> int:
-        return self.integer("num_experts_per_tok", "num_experts_per_token")
+        return self.integer("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
 
     def expect(self, name: str, value: Any) -> None:
         """Raises Unsupported if an option is present with another value than the implemented one."""
@@ -217,6 +224,12 @@ _Options = dict[str, Any]
 
 def _softmax(fields: _Fields, layer: int | None) -> _Options:
     return {"scoring": "softmax", "renormalize": True}
+
+
+def _gemma4(fields: _Fields, layer: int | None) -> _Options:
+    # per_expert_scale of the checkpoint's router is an input of calls. The norm and the scale of hidden come before
+    # the logits.
+    return {"scoring": "softmax", "renormalize": True, "expert_scale": True}
 
 
 def _softmax_optional(fields: _Fields, layer: int | None) -> _Options:
@@ -337,11 +350,18 @@ _ROUTERS: dict[str, Callable[[_Fields, int | None], _Options]] = {
     "kimi_k2": _noaux_tc,
     "kimi_k25": _noaux_tc,
     "kimi_linear": _noaux_tc,
+    "kimi_k3": _noaux_tc,
+    "gemma4": _gemma4,
+    "gemma4_text": _gemma4,
+    "diffusion_gemma": _gemma4,
+    "diffusion_gemma_text": _gemma4,
     "glm4_moe": _noaux_tc,
     "glm4_moe_lite": _noaux_tc,
     "glm4v_moe": _noaux_tc,
     "glm4v_moe_text": _noaux_tc,
     "glm_moe_dsa": _noaux_tc,
+    "glm5_next": _noaux_tc,
+    "glm5_next_text": _noaux_tc,
     "nemotron_h": _noaux_tc,
     "bailing_hybrid": _noaux_tc,
     "beam": _noaux_tc,  # scales the sum of the experts' rows, which is the same
@@ -366,18 +386,13 @@ _ROUTERS: dict[str, Callable[[_Fields, int | None], _Options]] = {
     "minimax_m3_vl_text": _minimax_m3,
 }
 _UNKNOWN = "its router is not known here; make a RouterConfig from its fields instead"
-_DECLINED = dict.fromkeys(
-    (
-        "kimi_k3",
-        "kolibri1",
-        "muse_spark",
-        "muse_spark_text",
-        "motif",
-        "Motif",
-        "glm5_next",
-        "glm5_next_text",
-        "qwen3_6_moe",
-        "qwen3_6_moe_text",
-    ),
-    _UNKNOWN,
+_MUSE_SPARK = (
+    "its router's logits are multiplied by output_multiplier first; pass such logits with scoring sigmoid, "
+    "correction_bias, renormalize, renormalize_epsilon 1e-15 and its routed_scaling_factor"
 )
+_DECLINED = {
+    **dict.fromkeys(("motif", "Motif", "qwen3_6_moe", "qwen3_6_moe_text"), _UNKNOWN),
+    "kolibri1": "its bias is added to the logits for the selection, and not to the scores, which is not implemented",
+    "muse_spark": _MUSE_SPARK,
+    "muse_spark_text": _MUSE_SPARK,
+}

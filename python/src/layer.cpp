@@ -54,15 +54,16 @@ nb::object run(const PyLayer& self, nb::handle hidden, nb::handle topk_ids, nb::
 }
 
 nb::object run_logits(const PyLayer& self, nb::handle hidden, nb::handle logits,
-                      nb::handle correction_bias, nb::handle token_ids, nb::handle hash_table,
-                      nb::handle topk, nb::handle out, nb::handle stream, nb::handle shared_weights,
-                      nb::handle workspace, const RouterFields& router) {
+                      nb::handle correction_bias, nb::handle expert_scale, nb::handle token_ids,
+                      nb::handle hash_table, nb::handle topk, nb::handle out, nb::handle stream,
+                      nb::handle shared_weights, nb::handle workspace, const RouterFields& router) {
   const nb::object none = nb::none();
   std::optional<Selection> selection;
   try {
-    selection.emplace(router_config(router),
-                      SelectionArrays{logits, correction_bias, token_ids, hash_table, topk, none},
-                      DType::kI32);
+    selection.emplace(
+        router_config(router),
+        SelectionArrays{logits, correction_bias, expert_scale, token_ids, hash_table, topk, none},
+        DType::kI32);
   } catch (const std::exception& raised) {
     decline_run(self.open(), raised);
   }
@@ -331,10 +332,10 @@ local_expert -1 is the shared expert. The result has "gate" (None in a layer wit
 
   // MoeLayer.run_logits. The router is passed as its fields.
   m.def("run_logits", &run_logits, nb::arg("layer"), nb::arg("hidden").none(),
-        nb::arg("logits").none(), nb::arg("correction_bias").none(), nb::arg("token_ids").none(),
-        nb::arg("hash_table").none(), nb::arg("topk").none(), nb::arg("out").none(),
-        nb::arg("stream").none(), nb::arg("shared_weights").none(), nb::arg("workspace").none(),
-        nb::arg("router"));
+        nb::arg("logits").none(), nb::arg("correction_bias").none(), nb::arg("expert_scale").none(),
+        nb::arg("token_ids").none(), nb::arg("hash_table").none(), nb::arg("topk").none(),
+        nb::arg("out").none(), nb::arg("stream").none(), nb::arg("shared_weights").none(),
+        nb::arg("workspace").none(), nb::arg("router"));
 
   // The bodies of the torch ops, which take a layer's handle.
   m.def(

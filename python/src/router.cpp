@@ -12,7 +12,8 @@ namespace nvfp4_moe::internal::python {
 
 RouterConfig router_config(const RouterFields& fields) {
   const auto& [num_experts, top_k, scoring, renormalize, renormalize_epsilon, routed_scaling_factor,
-               num_expert_group, topk_group, group_score, correction_bias, hash_routing] = fields;
+               num_expert_group, topk_group, group_score, correction_bias, hash_routing,
+               expert_scale] = fields;
   RouterConfig config;
   config.num_experts = num_experts;
   config.top_k = top_k;
@@ -25,6 +26,7 @@ RouterConfig router_config(const RouterFields& fields) {
   config.group_score = take(parse<GroupScore>(group_score));
   config.correction_bias = correction_bias;
   config.hash_routing = hash_routing;
+  config.expert_scale = expert_scale;
   check(config.check());
   return config;
 }
@@ -81,6 +83,16 @@ Selection::Selection(const RouterConfig& config, const SelectionArrays& arrays, 
   call_.config = config;
   call_.ids_dtype = ids_dtype;
   const int64_t num_experts = config.num_experts, top_k = config.top_k;
+  // An array (E) that must be given if and only if the config asks for it.
+  const auto per_expert = [&](nb::handle object, const char* name, bool asked) {
+    std::optional<Tensor> array = input_of(object, name, *logits_);
+    if (array.has_value() != asked)
+      fail(std::string(name) + ": expected " + (asked ? "an array" : "None") +
+           " with this config, got " + (asked ? "None" : "an array"));
+    if (array && (!array->is_f32() || array->shape() != Sizes{num_experts}))
+      array->fail_expected(to_string(Sizes{num_experts}) + " float32");
+    return array;
+  };
   if (logits_->ndim() != 2 || !logits_->is_floating() || logits_->shape(1) != num_experts)
     logits_->fail_expected("(T, " + std::to_string(num_experts) +
                            ") bfloat16 (or its bits as uint16), float16 or float32");
@@ -92,16 +104,10 @@ Selection::Selection(const RouterConfig& config, const SelectionArrays& arrays, 
   call_.logits_dtype = logits_->dtype();
   call_.logits_stride = call_.tokens > 1 ? logits_->stride(0) : num_experts;
 
-  bias_ = input_of(arrays.correction_bias, "correction_bias", *logits_);
-  if (bias_.has_value() != config.correction_bias)
-    fail(std::string("correction_bias: expected ") +
-         (config.correction_bias ? "an array" : "None") + " with this config, got " +
-         (config.correction_bias ? "None" : "an array"));
-  if (bias_) {
-    if (!bias_->is_f32() || bias_->shape() != Sizes{num_experts})
-      bias_->fail_expected(to_string(Sizes{num_experts}) + " float32");
-    call_.correction_bias = bias_->as<float>();
-  }
+  bias_ = per_expert(arrays.correction_bias, "correction_bias", config.correction_bias);
+  if (bias_) call_.correction_bias = bias_->as<float>();
+  scale_ = per_expert(arrays.expert_scale, "expert_scale", config.expert_scale);
+  if (scale_) call_.expert_scale = scale_->as<float>();
   token_ids_ = input_of(arrays.token_ids, "token_ids", *logits_);
   table_ = input_of(arrays.hash_table, "hash_table", *logits_);
   if (token_ids_.has_value() != config.hash_routing || table_.has_value() != config.hash_routing)
@@ -142,12 +148,13 @@ Selection::Selection(const RouterConfig& config, const SelectionArrays& arrays, 
 
 namespace {
 
-Two select_experts(nb::handle logits, nb::handle correction_bias, nb::handle token_ids,
-                   nb::handle hash_table, const std::string& ids_dtype, nb::handle out,
-                   nb::handle bad_ids, const RouterFields& router) {
-  const Selection selection(router_config(router),
-                            {logits, correction_bias, token_ids, hash_table, out, bad_ids},
-                            ids_dtype_named(ids_dtype));
+Two select_experts(nb::handle logits, nb::handle correction_bias, nb::handle expert_scale,
+                   nb::handle token_ids, nb::handle hash_table, const std::string& ids_dtype,
+                   nb::handle out, nb::handle bad_ids, const RouterFields& router) {
+  const Selection selection(
+      router_config(router),
+      {logits, correction_bias, expert_scale, token_ids, hash_table, out, bad_ids},
+      ids_dtype_named(ids_dtype));
   const SelectExperts& call = selection.call();
   void* const stream = selection.logits().stream_or(nb::none());
   {
@@ -227,8 +234,8 @@ void bind_router(nb::module_& m) {
       "check_router_config", [](const RouterFields& router) { (void)router_config(router); },
       nb::arg("router"));
   m.def("select_experts", &select_experts, nb::arg("logits"), nb::arg("correction_bias").none(),
-        nb::arg("token_ids").none(), nb::arg("hash_table").none(), nb::arg("ids_dtype"),
-        nb::arg("out").none(), nb::arg("bad_ids").none(), nb::arg("router"));
+        nb::arg("expert_scale").none(), nb::arg("token_ids").none(), nb::arg("hash_table").none(),
+        nb::arg("ids_dtype"), nb::arg("out").none(), nb::arg("bad_ids").none(), nb::arg("router"));
 }
 
 }  // namespace nvfp4_moe::internal::python

@@ -17,7 +17,7 @@ namespace nvfp4_moe::internal::python {
 
 // The fields of the package's RouterConfig, in its order.
 using RouterFields = std::tuple<int64_t, int64_t, std::string, bool, double, double, int64_t,
-                                int64_t, std::string, bool, bool>;
+                                int64_t, std::string, bool, bool, bool>;
 // Returns a checked config.
 RouterConfig router_config(const RouterFields& fields);
 
@@ -25,6 +25,7 @@ RouterConfig router_config(const RouterFields& fields);
 struct SelectionArrays {
   nb::handle logits;           // (T, E) bf16, fp16 or fp32
   nb::handle correction_bias;  // (E) float32
+  nb::handle expert_scale;     // (E) float32
   nb::handle token_ids;        // (T) int32 or int64
   nb::handle hash_table;       // (vocab_size, k) int32 or int64
   nb::handle out;      // a tuple of topk_ids (T, k) int32 or int64, and topk_weights (T, k) float32
@@ -43,7 +44,7 @@ class Selection {
 
  private:
   SelectExperts call_;
-  std::optional<Tensor> logits_, bias_, token_ids_, table_, bad_ids_, ids_, weights_;
+  std::optional<Tensor> logits_, bias_, scale_, token_ids_, table_, bad_ids_, ids_, weights_;
 };
 
 }  // namespace nvfp4_moe::internal::python

@@ -35,7 +35,7 @@ Result<moe::RouterConfig> read_router_config(const nvfp4_moe_router_config* give
   config.routed_scaling_factor = c.routed_scaling_factor == 0.0f ? 1.0f : c.routed_scaling_factor;
   NVFP4_MOE_TRY(read_flag("correction_bias", c.correction_bias, config.correction_bias));
   NVFP4_MOE_TRY(read_flag("hash_routing", c.hash_routing, config.hash_routing));
-  NVFP4_MOE_TRY(api::check_zero("reserved", c.reserved));
+  NVFP4_MOE_TRY(read_flag("expert_scale", c.expert_scale, config.expert_scale));
   return config;
 }
 
@@ -48,6 +48,7 @@ Result<moe::SelectExperts> read_router_call(const nvfp4_moe_router_config* confi
   call.logits = b.logits;
   call.logits_stride = b.logits_stride == 0 ? call.config.num_experts : b.logits_stride;
   call.correction_bias = b.correction_bias;
+  call.expert_scale = b.expert_scale;
   call.token_ids = b.token_ids;
   call.hash_table = b.hash_table;
   call.vocab_size = b.vocab_size;

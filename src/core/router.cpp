@@ -178,7 +178,8 @@ uint64_t look_up(const SelectExperts& call, int64_t t, TokenSelection& selection
   return bad;
 }
 
-void write_weights(const Token& token, const TokenSelection& selection, float* weights) {
+void write_weights(const Token& token, const TokenSelection& selection, const float* expert_scale,
+                   float* weights) {
   const RouterConfig& config = token.config;
   const bool softmax = config.scoring == Scoring::kSoftmax;
   std::array<float, kMaxRouterTopK> values{};  // logits, then scores
@@ -202,11 +203,15 @@ void write_weights(const Token& token, const TokenSelection& selection, float* w
   else
     divisor = selection.denominator;
   const bool divide = config.renormalize || softmax;
-  for (int64_t k = 0; k < config.top_k; ++k)
-    weights[k] = selection.ids[static_cast<size_t>(k)] < 0
-                     ? 0.0f
-                     : router::weight_of(values[static_cast<size_t>(k)], divide, divisor,
-                                         config.routed_scaling_factor, selection.nonfinite);
+  for (int64_t k = 0; k < config.top_k; ++k) {
+    const int64_t expert = selection.ids[static_cast<size_t>(k)];
+    weights[k] = 0.0f;
+    if (expert < 0) continue;
+    double factor = static_cast<double>(config.routed_scaling_factor);
+    if (expert_scale != nullptr) factor *= static_cast<double>(expert_scale[expert]);
+    weights[k] = router::weight_of(values[static_cast<size_t>(k)], divide, divisor, factor,
+                                   selection.nonfinite);
+  }
 }
 
 }  // namespace
@@ -259,7 +264,7 @@ void select_experts(const SelectExperts& call) {
     } else {
       select(token, call.correction_bias, selection);
     }
-    write_weights(token, selection, call.topk_weights + t * k);
+    write_weights(token, selection, call.expert_scale, call.topk_weights + t * k);
     for (int64_t i = 0; i < k; ++i) {
       const int64_t id = selection.ids[static_cast<size_t>(i)];
       if (call.ids_dtype == DType::kI64)

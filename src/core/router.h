@@ -55,6 +55,7 @@ struct RouterConfig {
   // a bias is added to the scores for the selection, and not to the weights
   bool correction_bias = false;
   bool hash_routing = false;  // a table by token id gives experts; scores give only weights
+  bool expert_scale = false;  // each expert has a factor of its weights                   Gemma-4
   bool operator==(const RouterConfig&) const = default;
 
   // kInvalidArgument or kUnsupported names the field, the expected value and the actual one.
@@ -75,6 +76,7 @@ struct SelectExperts {
   DType logits_dtype = DType::kBf16;
   int64_t logits_stride = 0;
   const float* correction_bias = nullptr;  // (E), with config.correction_bias
+  const float* expert_scale = nullptr;     // (E), with config.expert_scale; on the host only
   // With config.hash_routing: token ids (T), and the experts of each token of the vocabulary
   // (vocab_size, k). Each is I32 or I64.
   const void* token_ids = nullptr;

@@ -82,12 +82,12 @@ NVFP4_MOE_HOST_DEVICE inline float score_of(Scoring scoring, float x, float larg
 }
 
 // A weight from its score: divided if `divide` is set (a divisor of 0 is allowed), scaled, rounded
-// once. Any NaN becomes the same NaN.
-NVFP4_MOE_HOST_DEVICE inline float weight_of(float score, bool divide, double divisor, float factor,
-                                             bool nonfinite) {
+// once. Any NaN becomes the same NaN. factor: the router's, times the expert's scale if it has one;
+// the product of two floats is exact.
+NVFP4_MOE_HOST_DEVICE inline float weight_of(float score, bool divide, double divisor,
+                                             double factor, bool nonfinite) {
   const double numerator = static_cast<double>(score);
-  const float weight =
-      static_cast<float>((divide ? numerator / divisor : numerator) * static_cast<double>(factor));
+  const float weight = static_cast<float>((divide ? numerator / divisor : numerator) * factor);
   return nonfinite || weight != weight ? value_of(kNanKey) : weight;
 }
 

@@ -95,6 +95,7 @@ SelectionArrays arrays_of(const SelectExperts& call) {
               {"correction_bias", call.correction_bias, DType::kF32, config.num_experts},
               {"token_ids", call.token_ids, call.token_ids_dtype, call.tokens},
               {"hash_table", call.hash_table, call.hash_table_dtype, call.vocab_size * k},
+              {"expert_scale", call.expert_scale, DType::kF32, config.num_experts},
           }},
           .writes = {{
               {"topk_ids", call.topk_ids, call.ids_dtype, assignments},
@@ -154,6 +155,8 @@ Status check_call(const SelectExperts& call) {
   NVFP4_MOE_TRY(check_asked("correction_bias", call.correction_bias, "config.correction_bias",
                             config.correction_bias));
   NVFP4_MOE_TRY(
+      check_asked("expert_scale", call.expert_scale, "config.expert_scale", config.expert_scale));
+  NVFP4_MOE_TRY(
       check_asked("token_ids", call.token_ids, "config.hash_routing", config.hash_routing));
   NVFP4_MOE_TRY(
       check_asked("hash_table", call.hash_table, "config.hash_routing", config.hash_routing));
@@ -166,10 +169,18 @@ Status select_experts(const SelectExperts& call) {
   return {};
 }
 
+Status check_on_device(const RouterConfig& config) {
+  if (!config.expert_scale) return {};
+  return unsupported(
+      "expert_scale: expected none on a GPU, whose kernels do not have it; multiply the weights of "
+      "select_experts without it by the scales of their experts, and run the layer on the product");
+}
+
 Status device_select_experts(int index, const SelectExperts& call, void* stream,
                              const DeviceRouter* functions) {
   NVFP4_MOE_TRY(check_device_index(index));
   NVFP4_MOE_TRY(check_call(call));
+  NVFP4_MOE_TRY(check_on_device(call.config));
   NVFP4_MOE_ASSIGN(functions, router_of(index, functions));
   if (call.tokens == 0) return {};
   return functions->select_experts(index, call, stream);

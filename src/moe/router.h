@@ -18,7 +18,7 @@ namespace nvfp4_moe::internal::router {
 
 // The arrays of a selection; data is null if the config does not use the array.
 struct SelectionArrays {
-  std::array<Array, 4> reads;   // logits first
+  std::array<Array, 5> reads;   // logits first
   std::array<Array, 3> writes;  // topk_ids, topk_weights, bad_ids
 };
 // Tokens must be above 0.
@@ -27,6 +27,9 @@ SelectionArrays arrays_of(const SelectExperts& call);
 // Checks a call without reading an array.
 Status check_call(const RouterGemm& call);
 Status check_call(const SelectExperts& call);
+
+// Refuses options that the kernels of devices do not have yet.
+Status check_on_device(const RouterConfig& config);
 
 // Without tokens the arrays may be null.
 Status router_gemm(const RouterGemm& call);

@@ -160,7 +160,7 @@ class Values {
     c.hash_routing = a_.pick(3) == 0 ? 1 : 0;
     if (c.hash_routing == 1 && !a_.rarely(2))
       c.correction_bias = 0, c.num_expert_group = 0, c.scoring = 1;
-    c.reserved = a_.rarely(6) ? 1 : 0;
+    c.expert_scale = a_.rarely(6) ? 2 : a_.pick(2);
     const nvfp4_moe_router_config* given = a_.structure(c);
     const nvfp4_moe_router_config read = Arguments::as_read(given, c);  // the arrays fit this
 
@@ -172,6 +172,7 @@ class Values {
     b.logits_dtype = a_.enumerator(4);
     b.logits = a_.maybe(a_.bytes(tokens * (experts + 3) * 8));
     if (read.correction_bias == 1 || a_.rarely()) b.correction_bias = a_.maybe(a_.floats(experts));
+    if (read.expert_scale == 1 || a_.rarely()) b.expert_scale = a_.maybe(a_.floats(experts));
     b.vocab_size = a_.in(0, 6);
     b.token_ids_dtype = a_.pick(2) == 0 ? NVFP4_MOE_DTYPE_I32 : a_.enumerator(6);
     b.hash_table_dtype = a_.pick(2) == 0 ? NVFP4_MOE_DTYPE_I32 : a_.enumerator(6);

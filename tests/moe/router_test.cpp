@@ -109,6 +109,12 @@ TEST_F(RouterFront, OneMistakeOneText) {
        [this](auto& c) { c.correction_bias = bias.data(); }},
       {"correction_bias: expected a pointer with config.correction_bias, got null",
        [](auto& c) { c.config.correction_bias = true; }},
+      {"expert_scale: expected null without config.expert_scale",
+       [this](auto& c) { c.expert_scale = bias.data(); }},
+      {"expert_scale: expected a pointer with config.expert_scale, got null",
+       [](auto& c) { c.config.expert_scale = true; }},
+      {"topk_weights: expected memory of its own, got memory that overlaps expert_scale",
+       [this](auto& c) { c.config.expert_scale = true, c.expert_scale = weights.data(); }},
       {"token_ids: expected null without config.hash_routing",
        [this](auto& c) { c.token_ids = token_ids.data(); }},
       {"hash_table: expected null without config.hash_routing",
@@ -135,6 +141,27 @@ TEST_F(RouterFront, OneMistakeOneText) {
   EXPECT_EQ(noted_selection.calls, 0);
   EXPECT_THAT(ids, testing::Each(-7));
   EXPECT_THAT(weights, testing::Each(-7.0f));
+}
+
+TEST_F(RouterFront, ScalesOfExpertsAreMultipliedOnceOnTheHostAndRefusedOnADevice) {
+  ASSERT_TRUE(router::select_experts(call).ok());
+  const std::vector<float> plain = weights;
+  const std::vector<int32_t> chosen = ids;
+  const std::vector<float> scale = {0.75f, 1.5f, 0.0f, -2.0f, 1.0f, 0.1f, 3.0f, NAN};
+  call.config.expert_scale = true;
+  call.expert_scale = scale.data();
+  ASSERT_TRUE(router::select_experts(call).ok());
+  EXPECT_EQ(ids, chosen);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const float expected = plain[i] * scale[static_cast<size_t>(ids[i])];
+    if (std::isnan(expected))
+      EXPECT_TRUE(std::isnan(weights[i]));
+    else
+      EXPECT_NEAR(weights[i], expected, 0x1p-22f * std::fabs(expected));
+  }
+  EXPECT_THAT(router::device_select_experts(2, call, nullptr, &kNotingRouter),
+              test::Refused(Code::kUnsupported, "expert_scale: expected none on a GPU"));
+  EXPECT_EQ(noted_selection.calls, 0);
 }
 
 TEST_F(RouterFront, ADeviceGetsTheCallInItsStream) {
@@ -243,7 +270,7 @@ TEST_F(CApiRouter, Refuses) {
       {"renormalize: expected 0 or 1, got 2", [](auto& r) { r.config.renormalize = 2; }},
       {"correction_bias: expected 0 or 1, got 2", [](auto& r) { r.config.correction_bias = 2; }},
       {"hash_routing: expected 0 or 1, got -1", [](auto& r) { r.config.hash_routing = -1; }},
-      {"reserved: expected 0, got 5", [](auto& r) { r.config.reserved = 5; }},
+      {"expert_scale: expected 0 or 1, got 5", [](auto& r) { r.config.expert_scale = 5; }},
       {"logits_dtype", [](auto& r) { r.batch.logits_dtype = 77; }},
       {"logits: expected a pointer, got null", [](auto& r) { r.batch.logits = nullptr; }},
   };

@@ -49,8 +49,9 @@ def masked_by_groups(config: nv.RouterConfig, scores, error):
     return torch.where(mask[:, :, None], grouped, -math.inf).flatten(1), unclear
 
 
-def weight_bound(config: nv.RouterConfig, logits, ids, expected):
+def weight_bound(config: nv.RouterConfig, logits, ids, expected, expert_scale=None):
     """The difference that docs/explanation/numerics.md, section 12 allows between a weight and its real number."""
+    factor = config.routed_scaling_factor * (1.0 if expert_scale is None else expert_scale[ids.long()].double().abs())
     x = logits.double()
     chosen = x.gather(1, ids.long())
     if config.scoring == "softmax":
@@ -58,7 +59,7 @@ def weight_bound(config: nv.RouterConfig, logits, ids, expected):
         units = (among.amax(-1, keepdim=True) - chosen) + math.log(among.shape[-1]) + 4
     else:
         units = (2 if config.renormalize else 1) * (3.01 if config.scoring == "sigmoid" else 1.51) + 1.01
-    return expected.abs() * units * E24 + config.routed_scaling_factor * 2.0**-148 + 2.0**-150
+    return expected.abs() * units * E24 + factor * 2.0**-148 + 2.0**-150
 
 
 def numbers(tokens: int, experts: int, dtype, seed: int):

@@ -17,7 +17,7 @@ VECTORS = json.loads((Path(__file__).resolve().parents[1] / "vectors/configurati
 REPOSITORIES = {one["repository"]: one for one in VECTORS["repositories"]}
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, MOE_LAYERS, TOKENS = 128, 64, 8, 2, 2, 12
 COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
-TOP_KS = ("num_experts_per_tok", "num_experts_per_token")
+TOP_KS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
@@ -174,6 +174,8 @@ def activated(config: nv.MoeConfig, g: np.ndarray | None, u: np.ndarray) -> np.n
         return np.maximum(u, 0) ** 2
     if config.activation == "swiglu":
         return g / (1 + np.exp(-g)) * u
+    if config.activation == "gelu_tanh":
+        return 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * u
     if config.activation == "situ":
         of_gate, of_up = float(config.situ_gate_limit), float(config.situ_up_limit)
         return of_gate * np.tanh(g / of_gate) / (1 + np.exp(-g)) * of_up * np.tanh(u / of_up)

@@ -177,12 +177,16 @@ def test_calls_that_are_refused() -> None:
     config = nv.RouterConfig(8, 2)
     biased = nv.RouterConfig(8, 2, scoring="sigmoid", correction_bias=True)
     hashed = nv.RouterConfig(8, 2, scoring="sigmoid", hash_routing=True)
+    scaled = nv.RouterConfig(8, 2, expert_scale=True)
     x, ids, weights = torch.zeros(3, 8), torch.zeros(3, 2, dtype=torch.int32), torch.zeros(3, 2)
     tokens, table = torch.zeros(3, dtype=torch.int64), torch.zeros(4, 2, dtype=torch.int64)
     calls = [
         (r"logits: expected \(T, 8\)", (torch.zeros(3, 9), config), {}),
         ("correction_bias: expected an array", (x, biased), {}),
         (r"correction_bias: expected \(8,\) float32", (x, biased), {"correction_bias": torch.zeros(7)}),
+        ("expert_scale: expected an array", (x, scaled), {}),
+        ("expert_scale: expected None", (x, config), {"expert_scale": torch.ones(8)}),
+        (r"expert_scale: expected \(8,\) float32", (x, scaled), {"expert_scale": torch.ones(8, dtype=torch.float64)}),
         ("token_ids, hash_table: expected both", (x, hashed), {"token_ids": tokens}),
         (r"token_ids: expected \(3,\) int32", (x, hashed), {"token_ids": tokens[:2], "hash_table": table}),
         (r"hash_table: expected \(vocab_size, 2\)", (x, hashed), {"token_ids": tokens, "hash_table": table[:, :1]}),
@@ -216,10 +220,18 @@ ROUTED: list[tuple[nv.RouterConfig, dict[str, Any]]] = [
         nv.RouterConfig(8, 2, "sqrt_softplus", hash_routing=True),
         {"token_ids": torch.arange(16) % 3, "hash_table": torch.tensor([[0, 1], [7, 3], [5, 5]])},
     ),
+    (
+        nv.RouterConfig(8, 2, "sigmoid", hash_routing=True, expert_scale=True, routed_scaling_factor=2.5),
+        {
+            "token_ids": torch.arange(16) % 3,
+            "hash_table": torch.tensor([[0, 1], [7, 3], [5, 5]]),
+            "expert_scale": torch.linspace(-1, 2, 8),
+        },
+    ),
 ]
 
 
-@pytest.mark.parametrize(("config", "arrays"), ROUTED, ids=["softmax", "bias", "hash"])
+@pytest.mark.parametrize(("config", "arrays"), ROUTED, ids=["softmax", "bias", "hash", "scales"])
 @pytest.mark.parametrize("tokens", [0, 16])
 def test_run_logits_is_a_selection_and_a_run(config: nv.RouterConfig, arrays: dict[str, Any], tokens: int) -> None:
     layer = tiny_layer()

@@ -62,6 +62,12 @@ def v2(experts: int, top_k: int, groups: int, kept: int, factor: float, method: 
     return Config(deepseek("deepseek_v2", experts, top_k, groups, kept, factor, False), topk_method=method)
 
 
+def gemma(model_type: str) -> Config:
+    return Config(model_type=model_type, num_experts=128, top_k_experts=8, rms_norm_eps=1e-6)
+
+
+# Kimi-K3 has its own names for V3's fields. transformers has no class of it; SGLang 0.5.23 selects by the same code.
+K3 = dict(num_experts_per_token=16, moe_renormalize=True, moe_router_activation_func="sigmoid", num_expert_group=1)
 V4_CONFIG = plain(
     "deepseek_v4", 256, 6, scoring_func="sqrtsoftplus", routed_scaling_factor=1.5, vocab_size=97, num_hash_layers=3
 )
@@ -88,6 +94,10 @@ ROUTERS = {
     "glm4_moe_lite": ("glm4_moe_lite", "Glm4MoeLiteTopkRouter", deepseek("glm4_moe_lite", 64, 4, 1, 1, 1.8)),
     "glm4v_moe": ("glm4v_moe", "Glm4vMoeTextTopkRouter", deepseek("glm4v_moe_text", 128, 8, 1, 1, 1.0)),
     "glm_moe_dsa": ("glm_moe_dsa", "GlmMoeDsaTopkRouter", deepseek("glm_moe_dsa", 256, 8, 1, 1)),
+    "glm5_next": ("glm5_next", "Glm5NextTextTopkRouter", deepseek("glm5_next_text", 256, 8, 1, 1)),
+    "kimi_k3": ("kimi_linear", "KimiLinearTopkRouter", Config(deepseek("kimi_k3", 896, 16, 1, 1, 2.446), **K3)),
+    "gemma4": ("gemma4", "Gemma4TextRouter", gemma("gemma4_text")),
+    "diffusion_gemma": ("diffusion_gemma", "DiffusionGemmaTextRouter", gemma("diffusion_gemma_text")),
     "nemotron_3_nano": ("nemotron_h", "NemotronHTopkRouter", deepseek("nemotron_h", 128, 6, 1, 1)),
     "nemotron_3_super": ("nemotron_h", "NemotronHTopkRouter", deepseek("nemotron_h", 512, 22, 1, 1, 5.0)),
     "nemotron_groups": ("nemotron_h", "NemotronHTopkRouter", deepseek("nemotron_h", 64, 6, 8, 3, 2.5)),
@@ -118,12 +128,17 @@ ROUTERS = {
 }
 
 
-def run_oracle(name: str, logits, bias, token_ids, table):
+def run_oracle(name: str, logits, bias, token_ids, table, scale):
     """(ids, weights) of transformers' class in float64, ids as it chose them, and the class."""
     module, class_name, config = ROUTERS[name]
     experts = logits.shape[1]
     config = Config(config, hidden_size=experts)
     router = router_class(module, class_name)(config).double()
+    if hasattr(router, "per_expert_scale"):  # it makes its own logits, from hidden that it normalizes
+        router.norm, router.proj, router.scalar_root_size = torch.nn.Identity(), torch.nn.Identity(), 1.0
+        router.per_expert_scale.data = scale.double()
+        with Float64(), torch.no_grad():
+            return router(logits.double())[:0:-1]
     router.weight = torch.nn.Parameter(torch.eye(experts, dtype=torch.float64))
     arguments = []
     if hasattr(router, "e_score_correction_bias"):
@@ -156,12 +171,14 @@ def test_against_transformers(name: str, dtype) -> None:
     bias = torch.randn(experts, generator=g) * 0.1
     token_ids = torch.randint(0, 97, (tokens,), generator=g)
     table = torch.stack([torch.randperm(experts, generator=g)[:k] for _ in range(97)])
+    scale = torch.randn(experts, generator=g)
     options: dict[str, Any] = {"correction_bias": bias} if config.correction_bias else {}
+    options |= {"expert_scale": scale} if config.expert_scale else {}
     if is_hash:
         options = {"token_ids": token_ids, "hash_table": table}
     ids, weights = nv.select_experts(logits, config, **options)
     assert ids.dtype == torch.int32 and weights.dtype == torch.float32
-    oracle_ids, oracle_weights = run_oracle(name, logits, bias, token_ids, table)
+    oracle_ids, oracle_weights = run_oracle(name, logits, bias, token_ids, table, scale)
     assert oracle_weights.dtype == torch.float64
 
     if is_hash:
@@ -182,8 +199,47 @@ def test_against_transformers(name: str, dtype) -> None:
     rows = torch.nonzero(clear)[:, 0]
     expected = torch.zeros(tokens, experts, dtype=torch.float64).scatter(1, oracle_ids, oracle_weights)
     expected = expected.gather(1, ids.long())[rows]
-    bound = weight_bound(config, logits[rows], ids[rows], expected)
+    bound = weight_bound(config, logits[rows], ids[rows], expected, scale if config.expert_scale else None)
     assert ((weights[rows].double() - expected).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_gemmas_block_from_logits(backend: str, tmp_path) -> None:
+    """transformers' router and experts in float64, with the layer's weights: one call from logits to output."""
+    own_experts = pytest.importorskip("own_experts")
+    found = router_class("gemma4", "Gemma4TextRouter"), router_class("gemma4", "Gemma4TextExperts")
+    sizes = dict(hidden_size=own_experts.moe_classes.HIDDEN, moe_intermediate_size=48, num_experts=8, top_k_experts=2)
+    config = transformers.Gemma4TextConfig(**sizes, hidden_activation="gelu_pytorch_tanh")
+    router, experts = (one(config) for one in found)
+    g = torch.Generator().manual_seed(5)
+    for parameter in (router.proj.weight, experts.gate_up_proj, experts.down_proj):
+        parameter.data = torch.randn(parameter.shape, generator=g) * parameter.shape[-1] ** -0.5
+    router.per_expert_scale.data = torch.rand(8, generator=g) * 2
+    hidden = torch.randn(16, config.hidden_size, generator=g).bfloat16().float()
+    seen = []
+    router.proj.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    with torch.no_grad():
+        _, weights, ids = router(hidden)
+    options = nv.MoeConfig(
+        8, 2, config.hidden_size, 48, activation="gelu_tanh", activation_format="bf16", row_format="fp32"
+    )
+    gate, up = experts.gate_up_proj.data.chunk(2, 1)
+    layer = nv.MoeLayer.from_bf16(
+        options, gate=gate, up=up, down=experts.down_proj.data, backend=backend, max_tokens=16
+    )
+    made = nv.RouterConfig.from_model_config({**config.to_dict(), "model_type": "gemma4_text"})
+    topk = torch.empty(16, 2, dtype=torch.int64), torch.empty(16, 2)
+    scale = router.per_expert_scale.data
+    out = layer.run_logits(hidden, seen[0], made, expert_scale=scale, topk=topk)
+    order, theirs = topk[0].argsort(-1), ids.argsort(-1)
+    assert torch.equal(topk[0].gather(1, order), ids.gather(1, theirs))
+    assert torch.allclose(topk[1].gather(1, order), weights.gather(1, theirs), rtol=2**-20, atol=0)
+    twin = own_experts.twin_of(experts, lambda e: layer.expert(e), "gemma4")
+    own_experts.check_output(out, twin, own_experts.Batch(hidden, ids, weights), "gemma4")
+    without_scale = nv.RouterConfig(8, 2, renormalize=True)
+    with pytest.raises(own_experts.Judged):
+        plain_out = layer.run_logits(hidden, seen[0], without_scale)
+        own_experts.check_output(plain_out, twin, own_experts.Batch(hidden, ids, weights), "without its scales")
 
 
 # ---- config.json
@@ -199,8 +255,10 @@ def without(config: dict, name: str) -> dict:
 @pytest.mark.parametrize(
     ("config", "error", "words"),
     [
-        ({**V3, "model_type": "kolibri1"}, nv.Unsupported, "model_type kolibri1: its router is not known"),
-        ({**V3, "model_type": "kimi_k3"}, nv.Unsupported, "model_type kimi_k3: its router is not known"),
+        ({**V3, "model_type": "motif"}, nv.Unsupported, "model_type motif: its router is not known"),
+        ({**V3, "model_type": "kolibri1"}, nv.Unsupported, "model_type kolibri1: its bias is added to the logits"),
+        ({**V3, "model_type": "muse_spark"}, nv.Unsupported, "multiplied by output_multiplier"),
+        (without(gemma("gemma4_text"), "top_k_experts"), nv.BadInput, "num_experts_per_tok: missing"),
         ({**V3, "model_type": "gpt2"}, nv.Unsupported, "expected a type whose router is known .*, got 'gpt2'"),
         (without(V3, "n_group"), nv.BadInput, "n_group: missing, and the router of deepseek_v3 needs it"),
         (without(V3, "routed_scaling_factor"), nv.BadInput, "routed_scaling_factor: missing"),

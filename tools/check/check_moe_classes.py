@@ -129,7 +129,8 @@ def adapter_rows(
         except (nv.Error, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
             row[name] = re.sub(r"^.*?: (?=expected)|, while the files.*", "", reason(error, quantized))
             continue
-        packed = {path: m for path, m in made.named_modules() if isinstance(m, adapter.Nvfp4Experts)}
+        modules = made.named_modules(remove_duplicate=False)  # an encoder and a decoder may share one
+        packed = {path: m for path, m in modules if isinstance(m, adapter.Nvfp4Experts)}
         if not set(packed) >= set(twins[name]):  # enable() also takes the experts of speech
             raise Judged(f"{name}: packed {sorted(packed)}, expected {sorted(twins[name])}")
         for path, twin in twins[name].items():
@@ -293,8 +294,8 @@ def main() -> int:
         print(f"{model_class.model_type}: {row}", flush=True)
     record = {
         "transformers": transformers.__version__,
-        "engines": old["engines"],
         "classes": dict(sorted(record["classes"].items())),
+        "engines": old["engines"],
     }
     if not failed:
         write(record)

@@ -47,6 +47,7 @@ __all__ = [
     "config_groups",
     "get_moe_a2a_backend",
     "get_moe_runner_backend",
+    "hidden_activation",
     "register_moe_runner_core",
     "resolve_moe_runner_backend",
     "server_argument",
@@ -65,24 +66,35 @@ def backend_is_sglangs_default() -> bool:
 
 
 @functools.cache
-def _quantization_config(model: str, revision: str | None) -> Mapping[str, Any]:
-    """Reads quantization_config from a model's config.json, in a directory or in the hub's cache."""
+def _read_config(model: str, revision: str | None) -> Mapping[str, Any]:
+    """Reads a model's config.json, in a directory or in the hub's cache. Returns {} if there is none."""
     from transformers.utils.hub import cached_file
 
     try:
         path = cached_file(model, "config.json", revision=revision, local_files_only=True)
-        found = json.loads(Path(path).read_text()).get("quantization_config")
+        found = json.loads(Path(path).read_text())
     except (OSError, ValueError, TypeError):
         return {}
     return found if isinstance(found, Mapping) else {}
 
 
+def _model_config() -> Mapping[str, Any]:
+    """Reads the served model's config.json. Returns {} if there is none here."""
+    model = server_argument("model_path")
+    return _read_config(model, server_argument("revision")) if isinstance(model, str) else {}
+
+
 def config_groups() -> Any:
     """Reads config_groups, next to ModelOpt's quant_algo, or returns None. SGLang's config drops them."""
-    model = server_argument("model_path")
-    if not isinstance(model, str):
-        return None
-    return _quantization_config(model, server_argument("revision")).get("config_groups")
+    found = _model_config().get("quantization_config")
+    return found.get("config_groups") if isinstance(found, Mapping) else None
+
+
+def hidden_activation() -> Any:
+    """Reads hidden_activation of Gemma-4's config.json, or returns None. SGLang's layer of experts drops it."""
+    config = _model_config()
+    text = config.get("text_config", config)
+    return text.get("hidden_activation") if isinstance(text, Mapping) else None
 
 
 def server_argument(name: str, default: Any = None) -> Any:

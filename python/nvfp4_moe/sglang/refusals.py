@@ -75,11 +75,12 @@ def _activation(config: Any) -> dict[str, Any]:
             "situ_gate_limit": float(config.gemm1_alpha),
             "situ_up_limit": float(config.gemm1_clamp_limit),
         }
-    # Not gelu: some of SGLang's runners compute it by tanh, others exactly.
+    if config.activation in ("gelu", "gelu_tanh") and config.is_gated:
+        return {"activation": _gelu(config)}
     if config.activation != "silu" or not config.is_gated:
         raise Refused(
-            f"activation {config.activation}, {'' if config.is_gated else 'not '}gated: expected a gated silu or situ, "
-            "or relu2 that is not gated"
+            f"activation {config.activation}, {'' if config.is_gated else 'not '}gated: expected a gated silu, gelu or "
+            "situ, or relu2 that is not gated"
         )
     if config.gemm1_alpha is not None:
         if config.gemm1_clamp_limit is None or getattr(config, "gemm1_beta", None) not in (None, 1.0):
@@ -93,6 +94,26 @@ def _activation(config: Any) -> dict[str, Any]:
         return {"activation": "swiglu_step", "swiglu_limit": float(config.gemm1_clamp_limit)}
     limit = None if config.swiglu_limit is None else float(config.swiglu_limit)
     return {"activation": clamped("swiglu", limit), "swiglu_limit": limit}
+
+
+def _gelu(config: Any) -> str:
+    """Returns which gelu a gated layer computes. Raises Refused.
+
+    SGLang's "gelu" does not decide it: its Gemma-4 passes that name for either, and of its runners some compute it by
+    tanh and others exactly. So the model's own config decides.
+    """
+    if config.gemm1_alpha is not None or config.gemm1_clamp_limit is not None or config.swiglu_limit is not None:
+        raise Refused(f"activation {config.activation}: expected no limit and no alpha")
+    if config.activation == "gelu_tanh":
+        return "gelu_tanh"
+    declared = internals.hidden_activation()
+    known = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+    if declared not in known:
+        raise Refused(
+            f"activation gelu: expected hidden_activation {' or '.join(known)} in the model's config.json, "
+            f"got {declared}; the layer's name of it does not decide between gelu by tanh and exact gelu"
+        )
+    return known[declared]
 
 
 def layer_options(

@@ -13,6 +13,7 @@ from .._fused_experts import device_name, naming
 from .._fused_parameters import gate_and_up
 from ..config import MoeConfig
 from ..layer import MoeLayer
+from . import ties
 from .config import Nvfp4MoeConfig
 from .experts import Found, Nvfp4Experts, find_activation, find_experts
 from .packed import turn_off_gradients, warm_up
@@ -26,7 +27,10 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclasses.dataclass(frozen=True)
 class EnabledLayer:
-    """One layer whose experts were replaced, with the bytes of its weights before and after."""
+    """One layer whose experts were replaced, with the bytes of its weights before and after.
+
+    shared_with: Other modules of the model that had the same weights, and now have the same packed layer.
+    """
 
     name: str
     experts: int
@@ -34,6 +38,7 @@ class EnabledLayer:
     device: str
     bytes_before: int
     bytes_after: int
+    shared_with: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +51,8 @@ class Enabled:
     def __str__(self) -> str:
         before, after = (sum(getattr(one, name) for one in self.layers) for name in ("bytes_before", "bytes_after"))
         rows = [
-            f"{one.name}: {one.experts} experts, {one.activation}, {one.device}, {one.bytes_before} to {one.bytes_after} bytes"
+            f"{' and '.join((one.name, *one.shared_with))}: {one.experts} experts, {one.activation}, {one.device}, "
+            f"{one.bytes_before} to {one.bytes_after} bytes"
             for one in self.layers
         ]
         head = f"nvfp4_moe: {len(self.layers)} layers of experts in NVFP4, activations {self.activation_format}"
@@ -89,13 +95,17 @@ def enable(
     found = find_experts(model)
     if not found and not any(isinstance(module, Nvfp4Experts) for module in model.modules()):
         raise _core.Unsupported(f"{type(model).__name__}: expected modules with stacked experts, found none")
-    planned = [(one, _layer_config(model, one, config)) for one in found]
+    configs = {one.name: _layer_config(model, one, config) for one in found}
+    groups = ties.groups(found, lambda one: (id(one.first_stack), id(one.module.down_proj), configs[one.name]))
     layers = []
-    for one, layer_config in planned:
-        layers.append(_swap(model, one, layer_config, config))
-        if quantizer is None:  # from the first replaced layer on, the model cannot be saved
-            model.hf_quantizer = quantizer = Nvfp4MoeQuantizer(config)
-            model.is_quantized = True
+    try:
+        for group in groups:
+            layers.append(_swap(model, group, configs[group[0].name], config))
+            if quantizer is None:  # from the first replaced layer on, the model cannot be saved
+                model.hf_quantizer = quantizer = Nvfp4MoeQuantizer(config)
+                model.is_quantized = True
+    finally:
+        ties.drop_packed(model)
     warm_up(module for module in model.modules() if isinstance(module, Nvfp4Experts))
     turn_off_gradients(model)
     done = Enabled(tuple(layers), activation_format)
@@ -149,7 +159,9 @@ def _biases(found: Found) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tens
     return *gate_and_up(first, found.has_gate, not found.is_concatenated), down
 
 
-def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeConfig) -> EnabledLayer:
+def _swap(model: Any, group: list[Found], layer_config: MoeConfig, config: Nvfp4MoeConfig) -> EnabledLayer:
+    """Packs the weights that a group of modules shares."""
+    found = group[0]
     module = found.module
     before = sum(weight.numel() * weight.element_size() for weight in (found.first_stack, module.down_proj))
     device = device_name(module.down_proj.device)
@@ -160,17 +172,23 @@ def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeCon
         layer = MoeLayer.from_bf16(layer_config, **arrays, device=device, **kept)
     swapped = Nvfp4Experts(found.name, lambda where, now: _moved(now, where, kept))
     swapped.adopt(layer)
-    parent, _, child = found.name.rpartition(".")
-    setattr(model.get_submodule(parent), child, swapped)
-    # Other references to the module, such as hooks or lists of layers, must not keep the weights alive.
+    ties.replace(model, group, swapped)
+    # Other references to the modules, such as hooks or lists of layers, must not keep the weights alive.
     del gate, up, down, arrays
-    for name in [name for name, _ in module.named_parameters(recurse=False)]:
-        setattr(module, name, None)
+    for one in group:
+        for name in [name for name, _ in one.module.named_parameters(recurse=False)]:
+            setattr(one.module, name, None)
     if device != "cpu":
         torch.cuda.empty_cache()  # the library packs into its own memory and cannot use what torch caches
     described = layer.describe()
     return EnabledLayer(
-        found.name, layer_config.num_experts, layer_config.activation, device, before, described["packed_bytes"]
+        found.name,
+        layer_config.num_experts,
+        layer_config.activation,
+        device,
+        before,
+        described["packed_bytes"],
+        tuple(one.name for one in group[1:]),
     )
 
 

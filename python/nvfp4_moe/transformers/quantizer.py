@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import logging
 import os
 import re
@@ -18,6 +17,7 @@ from transformers.quantizers.base import HfQuantizer
 from .. import _core
 from .._fused_experts import device_name
 from ..layer import MoeLayer
+from . import ties
 from .config import Nvfp4MoeConfig
 from .experts import Found, Nvfp4Experts, check_activation, find_experts
 from .linear import Nvfp4LinearModule
@@ -153,28 +153,32 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         """
         reading = self.quantization_config
         checkpoint = _core.Checkpoint(directory, reading.gate_up_order, reading.accept_tensors, reading.family)
-        found = _of_language_model(checkpoint, found, rename)
+        groups = ties.groups(found, ties.by_declaration(model))
+        groups = ties.in_files(groups, lambda layer: rename(checkpoint.expert(layer, 0)["names"]["gate"]))
         dtypes: dict[int, set[str]] = {}
         for key, tensor in tensors.items():
             if match := _EXPERT_KEY.search(key):
                 dtypes.setdefault(int(match[1]), set()).add(tensor.dtype)
         all_floats = checkpoint.model()["format"] == "float"
         floats = {layer for layer, kinds in dtypes.items() if kinds <= {"BF16", "F16", "F32"}}
-        taken = [one for one in found if all_floats or one.layer not in floats]
-        numbers = {one.layer for one in taken}
+        taken = [group for group in groups if all_floats or group[0].layer not in floats]
+        numbers = {group[0].layer for group in taken}
         for finding in checkpoint.inspect([])["findings"]:
             if finding["severity"] == "error" and finding["layer"] in numbers | {None}:
                 error = _core.BadInput(finding["text"])
                 error.finding = finding["id"]
                 raise error
-        for one in taken:
-            self._replace(model, one.name, Nvfp4Experts(one.name, self._expert_opener(checkpoint, one)))
-            # Some classes' blocks initialize their experts themselves. The block's other weights are in the files.
-            model.get_submodule(one.name.rpartition(".")[0])._is_hf_initialized = True
-        return taken
+        for group in taken:
+            ties.check_devices(group, self._device_of)
+            path = group[0].name
+            self._packed[path] = Nvfp4Experts(path, self._expert_opener(checkpoint, group))
+            ties.replace(model, group, self._packed[path])
+        ties.drop_packed(model)
+        return [one for group in taken for one in group]
 
-    def _expert_opener(self, checkpoint: Any, found: Found) -> Opener:
-        config = self.quantization_config
+    def _expert_opener(self, checkpoint: Any, group: list[Found]) -> Opener:
+        """Opens the layer of a group of modules that share their weights."""
+        config, found = self.quantization_config, group[0]
 
         def open_on(device: str, now: Any) -> MoeLayer:
             activation_format, because = config.activations(checkpoint, found.layer, device)
@@ -192,7 +196,8 @@ class Nvfp4MoeQuantizer(HfQuantizer):
                 },
             )
             self._activations[f"{activation_format}, because {because}"] = found.name
-            check_activation(found, layer)
+            for one in group:
+                check_activation(one, layer)
             return layer
 
         return open_on
@@ -311,16 +316,6 @@ class Nvfp4MoeQuantizer(HfQuantizer):
     @property
     def is_compileable(self) -> bool:
         return True
-
-
-def _of_language_model(checkpoint: Any, found: list[Found], rename: Callable[[str], str]) -> list[Found]:
-    """If several modules have the same layer number, keeps those that the checkpoint's experts are named after."""
-    numbers = collections.Counter(one.layer for one in found)
-
-    def named(one: Found) -> bool:
-        return rename(checkpoint.expert(one.layer, 0)["names"]["gate"]).startswith(one.name + ".")
-
-    return [one for one in found if numbers[one.layer] == 1 or named(one)]
 
 
 def _merged(key: str, converters: list[Any]) -> list[str]:

@@ -27,6 +27,7 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
             (
                 "_keys_to_ignore_on_load_missing",
                 "_keys_to_ignore_on_load_unexpected",
+                "_tied_weights_keys",
                 "all_tied_weights_keys",
                 "base_model_prefix",
             ),

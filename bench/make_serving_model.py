@@ -249,8 +249,14 @@ def minimax_m3_layer(make: Maker, at: str, layer: int) -> dict[str, torch.Tensor
 
 
 def minimax_m3_config(asked: argparse.Namespace) -> dict:
+    """The text model only. vLLM reads such a config by the class that it has for the model's draft head."""
+    sparse = {
+        "sparse_attention_freq": [0] * asked.layers, "sparse_num_index_heads": asked.kv_heads, "sparse_index_dim": 128,
+        "sparse_topk_blocks": 16, "sparse_block_size": 128, "sparse_init_block": 0, "sparse_local_block": 1,
+    }  # fmt: skip
     return {
-        "architectures": ["MiniMaxM3SparseForCausalLM"], "model_type": "minimax_m3_vl_text",
+        "architectures": ["MiniMaxM3SparseForCausalLM"], "model_type": "minimax_m3_mtp",
+        "moe_layer_freq": [1] * asked.layers, "sparse_attention_config": sparse,
         "intermediate_size": asked.intermediate, "dense_intermediate_size": 2 * asked.hidden,
         "shared_intermediate_size": asked.intermediate, "num_local_experts": asked.experts, "n_shared_experts": 1,
         "hidden_act": "swigluoai", "swiglu_alpha": 1.702, "swiglu_beta": 1.0, "swiglu_limit": 7.0,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures `vllm serve` with one MoE backend after the other on one GPU, and compares their tokens. One command a table:
+"""Measures `vllm serve` with one MoE backend after the other on one GPU, and compares their tokens. A command a table:
 
     python bench/measure_vllm_serve.py speed MODEL OUT.json --commit SHA
     python bench/measure_vllm_serve.py tokens MODEL TWIN OUT.json --commit SHA
@@ -146,7 +146,8 @@ def measure_speed(asked: argparse.Namespace, deadline: Deadline) -> int:
     ]  # fmt: skip
     record = Record(
         asked, "vllm serve, one MoE backend after the other", kv_cache_gib=asked.kv_cache_gib, waves=asked.waves,
-        least_prompts=asked.least_prompts, lengths=asked.lengths, command="python bench/measure_vllm_serve.py speed",
+        least_prompts=asked.least_prompts, lengths=asked.lengths, concurrency=asked.concurrency,
+        command="python bench/measure_vllm_serve.py speed",
     )  # fmt: skip
     for number, backend, cells in plan(asked):
         waiting = [cell for cell in cells if not record.has(**cell)]
@@ -189,8 +190,8 @@ def forced(server: Server, text: list[int]) -> list[dict[int, float]]:
 def compare(twin: dict[str, Any], run: dict[str, Any], tie: float, rms: float) -> dict[str, Any]:
     """Compares a run of a server with the twin's. Both: {"tokens": by prompt, "steps": by prompt and position}.
 
-    A difference is (twin's log-probability of its own token) - (twin's of the other one). A token that the twin does not
-    list is below all that it lists.
+    A difference is (twin's log-probability of its own token) - (twin's of the other one). A token that the twin does
+    not list is below all that it lists.
     """
     margins, errors, same, first_differences = [], [], 0, []
     for text, expected, steps in zip(twin["texts"], twin["steps"], run["steps"], strict=True):
@@ -229,7 +230,9 @@ def measure_tokens(asked: argparse.Namespace, deadline: Deadline) -> int:
         "tokens": asked.tokens,
         "twin": asked.twin.name,
     }
-    record = Record(asked, "tokens of vllm serve against the twin's", **setup, command=f"{Path(__file__).name} tokens")
+    record = Record(
+        asked, "tokens of vllm serve against the twin's", **setup, command="python bench/measure_vllm_serve.py tokens"
+    )
     vocabulary = json.loads((asked.model / "config.json").read_text())["vocab_size"]
     draw = random.Random(1)
     prompts = [[draw.randrange(10, vocabulary) for _ in range(24)] for _ in range(asked.prompts)]

@@ -5,8 +5,9 @@
     python bench/measure_vllm_serve.py tokens MODEL TWIN OUT.json --commit SHA
 
 bench/make_serving_model.py writes models and their twins. OUT.json is written after each cell. The same command again
-measures the cells that are missing, so --limit-s may end it early. It exits with 3 if cells are missing, and it refuses
-an OUT.json of another command, commit, engine or device. Servers' logs go to OUT.BACKEND.log.
+measures the cells that are missing, so --limit-s may end it early. It exits with 3 if cells are missing, and with 1 if
+a server failed, which is recorded too. It refuses an OUT.json of another command, commit, engine or device. Servers'
+logs go to OUT.BACKEND.log.
 
 speed: `vllm bench serve` with random prompts of exact lengths at each concurrency. A server starts for each backend in
 each round, and each round begins with the next backend, so that a drift of the device shows. Its time to ready and the
@@ -34,10 +35,11 @@ from typing import Any
 
 import measure_vllm
 import records
-from vllm_server import BACKENDS, MODEL, Deadline, OutOfTime, Server
+from vllm_server import BACKENDS, MODEL, Deadline, OutOfTime, Server, ServerFailed
 
 MODES = {"graphs": [], "compiled": ["-cc.cudagraph_mode=NONE"], "eager": ["--enforce-eager"]}
 MISSING = 3
+WARM_UP = {"prompts": 2, "concurrency": 2, "output": 8, "round": 99}  # instead of a cell's
 KEPT = (
     "duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput",
     "output_throughput", "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "mean_itl_ms",
@@ -53,6 +55,7 @@ class Record:
         import vllm
 
         self.path: Path = asked.out
+        self.failures = 0  # of this command. The next one tries again
         self.result: dict[str, Any] = {
             "schema": 1, "what": what, "device": measure_vllm.device_name(), "commit": asked.commit,
             "vllm": vllm.__version__, "torch": torch.__version__, "server_options": asked.options,
@@ -80,6 +83,12 @@ class Record:
         facts |= {"peak_mib": server.memory.peak, "memory": measure_vllm.MEMORY}
         facts["log"] = [line for line in server.lines() if measure_vllm.LOG_LINES.search(line)]
         self.result["servers"].append(facts)
+        self.write()
+
+    def add_failure(self, error: ServerFailed, **key: object) -> None:
+        self.failures += 1
+        self.result["servers"].append(key | {"failed": str(error).splitlines()})
+        print(error, flush=True)
         self.write()
 
     def write(self) -> None:
@@ -155,18 +164,26 @@ def measure_speed(asked: argparse.Namespace, deadline: Deadline) -> int:
             continue
         deadline.need(asked.start_s)
         log = asked.out.with_suffix(f".{backend}.log")
-        with Server(asked.program, asked.model, backend, options + asked.options, log, deadline) as server:
-            try:
-                if asked.warm_up:
-                    run_bench(bench_arguments(server.port, asked.model, waiting[0] | asked.warm_up), deadline.need(1))
-                for cell in waiting:
-                    said = run_bench(bench_arguments(server.port, asked.model, cell), deadline.need(1))
-                    if said["failed"] or said["completed"] != cell["prompts"]:
-                        sys.exit(f"{log}: {said['completed']} of {cell['prompts']} prompts completed in {cell}")
-                    record.add(cell | {name: _rounded(said[name]) for name in KEPT})
-            finally:
-                record.add_server(server, round=number, backend=backend)
-    return 0
+        try:
+            with Server(asked.program, asked.model, backend, options + asked.options, log, deadline) as server:
+                try:
+                    measure_cells(asked, record, server, waiting, deadline)
+                finally:
+                    record.add_server(server, round=number, backend=backend)
+        except ServerFailed as error:
+            record.add_failure(error, round=number, backend=backend)
+    return 1 if record.failures else 0
+
+
+def measure_cells(
+    asked: argparse.Namespace, record: Record, server: Server, cells: list[dict[str, Any]], deadline: Deadline
+) -> None:
+    run_bench(bench_arguments(server.port, asked.model, cells[0] | WARM_UP), deadline.need(1))
+    for cell in cells:
+        said = run_bench(bench_arguments(server.port, asked.model, cell), deadline.need(1))
+        if said["failed"] or said["completed"] != cell["prompts"]:
+            raise server.failed(f"{said['completed']} of {cell['prompts']} prompts completed in {cell}")
+        record.add(cell | {name: _rounded(said[name]) for name in KEPT})
 
 
 def _rounded(value: Any) -> Any:
@@ -256,9 +273,13 @@ def measure_tokens(asked: argparse.Namespace, deadline: Deadline) -> int:
         for backend in ("twin", *asked.backends):
             if record.has(backend=backend, mode=mode) or (backend, mode) == ("twin", "eager"):
                 continue
-            result = run(asked.twin if backend == "twin" else asked.model, backend, mode, twin["texts"])
+            try:
+                result = run(asked.twin if backend == "twin" else asked.model, backend, mode, twin["texts"])
+            except ServerFailed as error:
+                record.add_failure(error, backend=backend, mode=mode)
+                continue
             record.add({"backend": backend, "mode": mode} | compare(twin, result, asked.tie, asked.rms))
-    return 0 if all(cell["right"] for cell in record.result["cells"]) else 1
+    return 0 if not record.failures and all(cell["right"] for cell in record.result["cells"]) else 1
 
 
 def pairs(text: str) -> list[list[int]]:
@@ -297,7 +318,6 @@ def parsed() -> argparse.Namespace:
         if unknown := [name for name in names if name not in known]:
             parser.error(f"expected {', '.join(known)}, got {', '.join(unknown)}")
     asked.program = asked.program or [sys.executable, "-m", "vllm.entrypoints.cli.main"]
-    asked.warm_up = {"prompts": 2, "concurrency": 2, "output": 8, "round": 99}
     return asked
 
 
@@ -307,6 +327,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that a server ends with it
     try:
         return (measure_speed if asked.command == "speed" else measure_tokens)(asked, deadline)
+    except ServerFailed as error:  # the twin's, without which there is nothing to compare
+        sys.exit(str(error))
     except OutOfTime:
         print(f"{asked.out}: the time is over and cells are missing: run the same command again", flush=True)
         return MISSING

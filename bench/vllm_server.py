@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +22,10 @@ MODEL = "model"  # the name that servers give to it
 
 class OutOfTime(Exception):
     """The limit of this run is near. What was measured is written."""
+
+
+class ServerFailed(Exception):
+    """A server did not start or did not answer. Its text ends with the end of the log."""
 
 
 class Deadline:
@@ -74,14 +77,19 @@ class Server:
     def _wait(self, deadline: Deadline) -> None:
         while True:
             if self.process.poll() is not None:
-                end = "\n".join(self.lines()[-30:])
-                sys.exit(f"{self.log}: the server ended with {self.process.returncode} before it was ready:\n{end}")
+                raise self.failed(f"it ended with {self.process.returncode} before it was ready")
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
                     return
             except (urllib.error.URLError, OSError):
                 deadline.need(0)
                 time.sleep(0.2)
+
+    def failed(self, why: str) -> ServerFailed:
+        """Returns the error with the log's last errors, which a long trace may follow."""
+        lines = self.lines()
+        errors = [line for line in lines if "Error" in line][-5:]
+        return ServerFailed("\n".join([f"{self.log.name}: {why}", *(errors or lines[-5:])]))
 
     def lines(self) -> list[str]:
         return self.log.read_text(errors="replace").splitlines()
@@ -92,8 +100,11 @@ class Server:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/completions", body, {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=600) as answer:
-            return json.load(answer)["choices"][0]
+        try:
+            with urllib.request.urlopen(request, timeout=600) as answer:
+                return json.load(answer)["choices"][0]
+        except OSError as error:  # also every error of urllib
+            raise self.failed(f"a completion failed: {error}") from error
 
     def stop(self) -> None:
         """Ends its process group: first politely, so that it frees the device."""

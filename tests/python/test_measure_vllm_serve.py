@@ -152,3 +152,39 @@ def test_a_record_without_time_left_is_left_for_the_next_command(monkeypatch, tm
     monkeypatch.setattr(measure, "parsed", lambda: given)
     monkeypatch.setattr(measure.signal, "signal", lambda *_: None)
     assert measure.main() == measure.MISSING and not given.out.exists()
+
+
+FAKE = """
+import http.server, os, sys
+assert sys.argv[1] == "serve" and sys.argv[sys.argv.index("--host") + 1] == "127.0.0.1"
+print("mode", os.environ["NVFP4_MOE_MODE"], *sys.argv, flush=True)
+if "refuse" in sys.argv:
+    sys.exit("RuntimeError: no kernel")
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("backend", measure.BACKENDS)
+def test_a_server_is_ready_and_ends(tmp_path, backend):
+    program = [sys.executable, "-c", FAKE]
+    log = tmp_path / "log"
+    with measure.Server(program, tmp_path, backend, [], log, measure.Deadline(60)) as server:
+        assert server.process.poll() is None and server.ready_s > 0
+        with pytest.raises(measure.ServerFailed, match="a completion failed"):
+            server.ask(prompt=[1], max_tokens=1)
+    assert server.process.poll() is not None
+    ours = backend == "nvfp4_moe"
+    assert log.read_text().startswith(f"mode {int(ours)} ") and ("--moe-backend" in log.read_text()) == (not ours)
+
+
+def test_a_backend_that_does_not_start_is_recorded_and_the_others_are_tried(tmp_path, record):
+    given = asked(tmp_path, "--rounds", "1", "--backends", "humming,marlin", "--", "refuse")
+    given.program = [sys.executable, "-c", FAKE]
+    assert measure.measure_speed(given, measure.Deadline(None)) == 1
+    servers = json.loads(given.out.read_text())["servers"]
+    assert [server["backend"] for server in servers] == ["humming", "marlin"]
+    assert all(server["failed"][-1] == "RuntimeError: no kernel" for server in servers)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -42,22 +43,42 @@ def ask_device(what: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
+# The memory that is measured. An engine for CPUs uses only the host's.
+MEMORY = "device" if shutil.which("nvidia-smi") else "host"
+
+
+def device_name() -> str:
+    return ask_device("name") if MEMORY == "device" else "CPU"
+
+
+def memory_used() -> int:
+    """Returns the MiB in use."""
+    if MEMORY == "device":
+        return int(ask_device("memory.used"))
+    sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return (int(sizes["MemTotal"].split()[0]) - int(sizes["MemAvailable"].split()[0])) >> 10
+
+
 class Memory:
-    """The device's MiB in use, above those at the beginning: now, and at the peak."""
+    """The MiB in use, above those at the beginning: now, and at the peak."""
 
     def __init__(self) -> None:
-        self.before = int(ask_device("memory.used"))
+        self.before = memory_used()
         self.peak = 0
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.watch, daemon=True)
         self.thread.start()
 
     def used(self) -> int:
-        return int(ask_device("memory.used")) - self.before
+        return memory_used() - self.before
 
     def watch(self) -> None:
         while not self.ended.wait(0.1):
             self.peak = max(self.peak, self.used())
+
+    def stop(self) -> None:
+        self.ended.set()
+        self.thread.join()
 
 
 def main() -> None:
@@ -132,12 +153,11 @@ def main() -> None:
             "best_tokens_per_s": round(8 * 4096 / min(prefills), 1),
         })  # fmt: skip
         print(runs[-1], file=terminal, flush=True)
-    memory.ended.set()
-    memory.thread.join()
+    memory.stop()
     result = {
         "schema": 1,
         "what": "one model in vLLM by one MoE backend",
-        "device": ask_device("name"),
+        "device": device_name(),
         "commit": asked.commit,
         "command": f"python bench/measure_vllm.py MODEL OUT.json --backend {asked.backend}",
         "vllm": vllm.__version__,

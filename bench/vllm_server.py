@@ -1,0 +1,129 @@
+"""A `vllm serve` process of a benchmark, and the time that the benchmark may take."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import measure_vllm
+
+BACKENDS = ("nvfp4_moe", "humming", "marlin")
+MODEL = "model"  # the name that servers give to it
+
+
+class OutOfTime(Exception):
+    """The limit of this run is near. What was measured is written."""
+
+
+class ServerFailed(Exception):
+    """A server did not start or did not answer. Its text ends with the end of the log."""
+
+
+class Deadline:
+    def __init__(self, limit_s: float | None) -> None:
+        self.end = time.monotonic() + limit_s if limit_s else None
+
+    def left(self) -> float:
+        return 1e9 if self.end is None else self.end - time.monotonic()
+
+    def need(self, seconds: float) -> float:
+        """Returns the seconds left, or raises OutOfTime if they are fewer than needed."""
+        if self.left() < seconds:
+            raise OutOfTime
+        return self.left()
+
+
+class Server:
+    """`vllm serve` in a process group of its own, on a free port of the loopback interface."""
+
+    def __init__(
+        self, program: list[str], model: Path, backend: str, options: list[str], log: Path, deadline: Deadline
+    ) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        # "twin": as it is, without the plugin, by the backend that vLLM selects.
+        chosen = ["--moe-backend", backend] if backend in BACKENDS[1:] else []
+        command = [
+            *program, "serve", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1", "--port",
+            str(self.port), "--seed", "0", "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
+            *chosen, *options,
+        ]  # fmt: skip
+        environment = os.environ | {"NVFP4_MOE_MODE": "1" if backend == BACKENDS[0] else "0"}
+        self.log = log
+        self.memory = measure_vllm.Memory()
+        began = time.perf_counter()
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            self._wait(deadline)
+            self.ready_s = round(time.perf_counter() - began, 1)
+            self.in_use_mib = self.memory.used()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait(self, deadline: Deadline) -> None:
+        while True:
+            if self.process.poll() is not None:
+                raise self.failed(f"it ended with {self.process.returncode} before it was ready")
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
+                    return
+            except (urllib.error.URLError, OSError):
+                deadline.need(0)
+                time.sleep(0.2)
+
+    def failed(self, why: str) -> ServerFailed:
+        """Returns the error with the log's last errors, which a long trace may follow."""
+        lines = self.lines()
+        errors = [line for line in lines if "Error" in line][-5:]
+        return ServerFailed("\n".join([f"{self.log.name}: {why}", *(errors or lines[-5:])]))
+
+    def lines(self) -> list[str]:
+        return self.log.read_text(errors="replace").splitlines()
+
+    def ask(self, **fields: object) -> Any:
+        """Returns the first choice of a greedy completion."""
+        body = json.dumps({"model": MODEL, "temperature": 0, "return_token_ids": True} | fields).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=600) as answer:
+                return json.load(answer)["choices"][0]
+        except OSError as error:  # also every error of urllib
+            raise self.failed(f"a completion failed: {error}") from error
+
+    def stop(self) -> None:
+        """Ends its process group: first politely, so that it frees the device."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, number)
+                self.process.wait(30)
+            except ProcessLookupError:
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        for _ in range(100):  # the driver frees a process's memory some time after its end
+            if measure_vllm.MEMORY == "host" or self.memory.used() < 256:
+                break
+            time.sleep(0.1)
+        self.memory.stop()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()

@@ -1,7 +1,8 @@
-"""Starts Python processes as forks of one that has imported torch, which takes a process longer than most tests of ranks.
+"""Starts Python processes as forks of one that has imported torch.
 
-ForkServer is for the tests. `fork_server.py` is the process that forks: it reads requests as lines of JSON from stdin.
-A fork runs a script, a module (-m) or code (-c) as __main__ and ends as an interpreter does.
+Importing torch takes longer than most tests of ranks. ForkServer is for the tests. `fork_server.py` is the process that
+forks: it reads requests as lines of JSON from stdin. A fork runs a script, a module (-m) or code (-c) as __main__ and
+ends as an interpreter does.
 """
 
 from __future__ import annotations

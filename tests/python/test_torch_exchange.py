@@ -96,8 +96,10 @@ with open(f"{out}/{rank}", "w") as file:
 
 @pytest.fixture
 def launch(fork_server, tmp_path):
-    """launch(what, world, timeout) -> the message of each rank (None if it left none), and how long they took. Waits for
-    all ranks, except for one that stops."""
+    """launch(what, world, timeout) -> the message of each rank (None if it left none), and how long they took.
+
+    Waits for all ranks, except for one that stops.
+    """
 
     def run(what, world, timeout):
         environment = rank_environment(world, EXCHANGE_TIMEOUT=str(timeout), NVFP4_MOE_THREADS="1")

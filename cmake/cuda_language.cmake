@@ -24,12 +24,12 @@ endif()
 
 # Machine code for each generation and PTX of the last one, so that nothing is compiled when a layer is opened. The emulator
 # needs the PTX of each generation. To save compile time, a build for it makes machine code of the kernels that all
-# generations share only for the last one, and only PTX of files whose registers need no check. ./dev test --long makes all
+# generations share only for 10.0, and only PTX of files whose registers need no check. ./dev test --long makes all
 # machine code, and ./dev gpu that of its GPU.
 if(NOT CMAKE_CUDA_ARCHITECTURES)
   if(NVFP4_MOE_EMULATE)
-    set(CMAKE_CUDA_ARCHITECTURES 80-virtual 90-virtual 100-virtual 120)
-    set(NVFP4_MOE_PTX_ARCHITECTURES 80-virtual 90-virtual 100-virtual)  # 12.0 runs the PTX of 10.0
+    set(CMAKE_CUDA_ARCHITECTURES 80-virtual 90-virtual 100)  # 12.0 runs the PTX of 10.0
+    set(NVFP4_MOE_PTX_ARCHITECTURES 80-virtual 90-virtual 100-virtual)
   else()
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
   endif()

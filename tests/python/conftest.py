@@ -20,6 +20,7 @@ for folder in (*TRIED, "tools/docs", "examples/python"):
 sys.path.append(str(ROOT))  # bench.moe_bench
 
 import attack_summary  # noqa: E402
+from fork_server import ForkServer  # noqa: E402
 
 
 @pytest.fixture
@@ -40,6 +41,13 @@ def tool():
     if not path:
         pytest.skip("NVFP4_MOE_TOOL names no command line tool")
     return lambda *words: subprocess.run([path, *map(str, words)], capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="session")
+def fork_server():
+    """Starts processes that need torch."""
+    with ForkServer() as server:
+        yield server
 
 
 @pytest.fixture

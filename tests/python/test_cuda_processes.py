@@ -2,7 +2,8 @@
 cause.
 
 Each test starts tests/python/rank_process.py twice and checks how it ended. Needs two GPUs, torch with CUDA and a build
-with the CUDA backends, and is skipped by name elsewhere. The way "host" runs the same ranks on the CPU.
+with the CUDA backends, and is skipped by name elsewhere. The way "host" runs the same ranks on the CPU, forked from one
+process.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 from gpu import torch, why_not
 from rank_process import STOPPED_TIMEOUT, expected
 from rank_replays import AFTER, SCENARIOS
@@ -54,7 +56,9 @@ def gpu_way(request: pytest.FixtureRequest) -> str:
 class Ranks:
     """Two processes of a scenario. They are gone at the end of the scope, even after an error."""
 
-    def __init__(self, what: str, out: Path, way: str, limit: float = 150, script: Path = RANK) -> None:
+    def __init__(
+        self, server: ForkServer, what: str, out: Path, way: str, limit: float = 150, script: Path = RANK
+    ) -> None:
         self.out, self.limit = out, limit
         known = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NVFP4_MOE_CHECK", "NVFP4_MOE_DUMP")
         environment = {name: value for name, value in os.environ.items() if name not in known}
@@ -66,8 +70,12 @@ class Ranks:
         }
         self.processes = []
         for rank in (0, 1):
-            command, own = [sys.executable, str(script), what, str(out), way], environment | {"RANK": str(rank)}
+            command, own = [str(script), what, str(out), way], environment | {"RANK": str(rank)}
+            if way == "host":
+                self.processes.append(server.start(*command, env=own, out=out / f"{rank}.log"))
+                continue
             with (out / f"{rank}.log").open("w") as log:
+                command = [sys.executable, *command]
                 self.processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
 
     def __enter__(self) -> Ranks:
@@ -107,8 +115,8 @@ class Ranks:
         return self.messages()[rank]
 
 
-def test_two_processes_give_the_bits_of_one(way: str, tmp_path: Path) -> None:
-    with Ranks("whole", tmp_path, way, limit=400) as ranks:
+def test_two_processes_give_the_bits_of_one(way: str, fork_server: ForkServer, tmp_path: Path) -> None:
+    with Ranks(fork_server, "whole", tmp_path, way, limit=400) as ranks:
         for rank in (0, 1):
             assert ranks.end(rank, 420) == "fine", ranks.logs()
     outputs = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
@@ -124,9 +132,9 @@ KILLED += [(way, f"replayed {what}") for way in GPU_WAYS for what in ("sum", "ca
 
 
 @pytest.mark.parametrize(("killed_way", "what"), KILLED)
-def test_a_killed_rank_is_named(killed_way: str, what: str, tmp_path: Path) -> None:
+def test_a_killed_rank_is_named(killed_way: str, what: str, fork_server: ForkServer, tmp_path: Path) -> None:
     """The other rank names it before the exchange's own timeout."""
-    with Ranks(what, tmp_path, there(killed_way)) as ranks:
+    with Ranks(fork_server, what, tmp_path, there(killed_way)) as ranks:
         ranks.wait_until("runs")
         ranks.processes[1].kill()
         message = ranks.end(0, SOON)
@@ -134,8 +142,10 @@ def test_a_killed_rank_is_named(killed_way: str, what: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("what", SCENARIOS)
-def test_no_replay_after_a_rank_is_killed_is_finite_and_wrong(gpu_way: str, what: str, tmp_path: Path) -> None:
-    with Ranks(what, tmp_path, gpu_way, script=REPLAYS) as ranks:
+def test_no_replay_after_a_rank_is_killed_is_finite_and_wrong(
+    gpu_way: str, what: str, fork_server: ForkServer, tmp_path: Path
+) -> None:
+    with Ranks(fork_server, what, tmp_path, gpu_way, script=REPLAYS) as ranks:
         ranks.wait_until("runs")
         time.sleep(0.2)
         ranks.processes[1].kill()
@@ -148,8 +158,10 @@ def test_no_replay_after_a_rank_is_killed_is_finite_and_wrong(gpu_way: str, what
 
 
 @pytest.mark.parametrize("what", ["stopped sum", "stopped capacity"])
-def test_a_rank_that_stops_ends_the_other_by_the_timeout(way: str, what: str, tmp_path: Path) -> None:
-    with Ranks(what, tmp_path, way) as ranks:
+def test_a_rank_that_stops_ends_the_other_by_the_timeout(
+    way: str, what: str, fork_server: ForkServer, tmp_path: Path
+) -> None:
+    with Ranks(fork_server, what, tmp_path, way) as ranks:
         ranks.wait_until("runs")
         ranks.processes[1].send_signal(signal.SIGSTOP)
         begin = time.monotonic()

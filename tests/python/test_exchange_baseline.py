@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import exchange_baseline as bench_script
 import pytest
@@ -14,23 +12,27 @@ torch = pytest.importorskip("torch")
 HIDDEN, TOP_K, TOKENS = 64, 2, 8
 
 
-def launch(*words: str) -> list[subprocess.CompletedProcess]:
-    environment = rank_environment(2)
-    command = [sys.executable, bench_script.__file__, "--device", "cpu", "--runs", "2", *words]
-    piped = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    ranks = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}, **piped) for rank in range(2)]
-    return [
-        subprocess.CompletedProcess(command, rank.wait(), *outs)
-        for rank in ranks
-        for outs in [rank.communicate(timeout=120)]
-    ]
+@pytest.fixture
+def launch(fork_server, tmp_path):
+    """launch(argument...) -> each rank's exit code, output and errors."""
+
+    def run(*words: str) -> list[tuple[int, str, str]]:
+        environment = rank_environment(2)
+        command = [bench_script.__file__, "--device", "cpu", "--runs", "2", *words]
+        files = [(tmp_path / f"{rank}.out", tmp_path / f"{rank}.err") for rank in range(2)]
+        ranks = []
+        for rank, (out, err) in enumerate(files):
+            ranks.append(fork_server.start(*command, env=environment | {"RANK": str(rank)}, out=out, err=err))
+        return [(rank.wait(120), *(file.read_text() for file in of)) for rank, of in zip(ranks, files, strict=True)]
+
+    return run
 
 
-def test_ranks_over_gloo(tmp_path):
+def test_ranks_over_gloo(launch, tmp_path):
     out = tmp_path / "baseline.json"
     words = ["--hidden", str(HIDDEN), "--experts", "8", "--top-k", str(TOP_K), "--tokens", f"1,{TOKENS}"]
     ranks = launch(*words, "--routing", "uniform,zipf,hot", "--out", str(out))
-    assert [rank.returncode for rank in ranks] == [0, 0], ranks
+    assert [code for code, _, _ in ranks] == [0, 0], ranks
     bench = json.loads(out.read_text())
     assert (bench["world"], bench["hidden"], bench["top_k"], bench["experts"]) == (2, HIDDEN, TOP_K, 8)
     assert [(row["tokens"], row["routing"]) for row in bench["results"]] == [
@@ -44,8 +46,8 @@ def test_ranks_over_gloo(tmp_path):
     hot = bench["results"][-1]
     assert hot["by_assignment_sent_bytes"] == TOKENS // 2 * TOP_K * HIDDEN * 2
     assert hot["by_token_sent_bytes"] == TOKENS // 2 * TOP_K * HIDDEN * 2
-    assert ranks[0].stdout.strip() == bench_script.table(bench)
-    assert ranks[1].stdout.strip() == ""
+    assert ranks[0][1].strip() == bench_script.table(bench)
+    assert ranks[1][1].strip() == ""
 
 
 def test_a_wrong_sum_ends_it():
@@ -59,7 +61,7 @@ def test_a_wrong_sum_ends_it():
         exchange.check()
 
 
-def test_it_says_what_it_needs():
+def test_it_says_what_it_needs(launch):
     ranks = launch("--experts", "7")
-    assert [rank.returncode for rank in ranks] == [2, 2]
-    assert "--experts: expected a multiple of 2 ranks" in ranks[0].stderr
+    assert [code for code, _, _ in ranks] == [2, 2]
+    assert "--experts: expected a multiple of 2 ranks" in ranks[0][2]

@@ -5,44 +5,74 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
+from rank_environment import rank_environment
 
 pytest.importorskip("torch.distributed")
 
 CHECKPOINT = str(Path(__file__).resolve().parents[1] / "vectors/modelopt_qwen3_moe")
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}
 ENVIRONMENT |= {"NVFP4_MOE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+# Starts the ranks and returns rank 0's or torchrun's exit code, the output and the errors.
+Ranks = Callable[..., tuple[int, str, str]]
 
 
-def torchrun(module: str, *options: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+def torchrun(module: str, *options: str) -> tuple[int, str, str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(ranks), "-m", f"nvfp4_moe.{module}", CHECKPOINT, *options]
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False)
+    command += ["--nproc-per-node", "2", "-m", f"nvfp4_moe.{module}", CHECKPOINT, *options]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False)
+    return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("combine", ["all_to_all", "all_reduce"])
-def test_layers_over_ranks_are_those_of_one(combine: str) -> None:
-    done = torchrun("verify", "--combine", combine, "--tokens", "9")
-    assert done.returncode == 0, done.stderr
-    head, _, *lines = done.stdout.splitlines()
+@pytest.fixture
+def forked(fork_server: ForkServer, tmp_path: Path) -> Ranks:
+    """Like torchrun, by torchrun's variables."""
+
+    def run(module: str, *options: str) -> tuple[int, str, str]:
+        out, err = tmp_path / "out", tmp_path / "err"
+        command, ranks = ["-m", f"nvfp4_moe.{module}", CHECKPOINT, *options], []
+        environment = rank_environment(2, LOCAL_WORLD_SIZE="2", NVFP4_MOE_THREADS="1", OMP_NUM_THREADS="1")
+        for rank in ("0", "1"):
+            own = environment | {"RANK": rank, "LOCAL_RANK": rank}
+            ranks.append(fork_server.start(*command, env=own, out=out, err=err))
+        codes = [rank.wait() for rank in ranks]
+        return codes[0], out.read_text(), err.read_text()
+
+    return run
+
+
+def check_verdicts(done: tuple[int, str, str], combine: str) -> None:
+    code, out, err = done
+    assert code == 0, err
+    head, _, *lines = out.splitlines()
     assert head == f"{CHECKPOINT}: 2 ranks, {combine} over torch.distributed"
-    assert [line.split()[-1] for line in lines] == ["passed"] * 2, done.stdout
-    assert combine == "all_reduce" or all(" equal " in line for line in lines), done.stdout
+    assert [line.split()[-1] for line in lines] == ["passed"] * 2, out
+    assert combine == "all_reduce" or all(" equal " in line for line in lines), out
 
 
-def test_a_failure_is_one_line_of_each_rank_that_has_it() -> None:
-    done = torchrun("verify", "--layer", "7")
-    assert done.returncode != 0
-    assert "rank 0: " in done.stderr and "layer" in done.stderr, done.stderr
+def test_layers_over_ranks_of_torchrun_are_those_of_one() -> None:
+    check_verdicts(torchrun("verify", "--tokens", "9"), "all_to_all")
 
 
-def test_a_layer_is_timed() -> None:
-    done = torchrun("bench", "--tokens", "1,8", "--runs", "3")
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()[-2:]]
-    assert [row[0] for row in rows] == ["1", "8"] and all(float(row[1]) > 0 for row in rows), done.stdout
+def test_sums_over_ranks_are_those_of_one(forked: Ranks) -> None:
+    check_verdicts(forked("verify", "--combine", "all_reduce", "--tokens", "9"), "all_reduce")
+
+
+def test_a_failure_is_one_line_of_each_rank_that_has_it(forked: Ranks) -> None:
+    code, _, err = forked("verify", "--layer", "7")
+    assert code != 0
+    assert "rank 0: " in err and "layer" in err, err
+
+
+def test_a_layer_is_timed(forked: Ranks) -> None:
+    code, out, err = forked("bench", "--tokens", "1,8", "--runs", "3")
+    assert code == 0, err
+    rows = [line.split() for line in out.splitlines()[-2:]]
+    assert [row[0] for row in rows] == ["1", "8"] and all(float(row[1]) > 0 for row in rows), out
 
 
 # If one of gloo's threads frees a tensor while Python ends, the process aborts: about once in a hundred ends on a busy
@@ -62,10 +92,10 @@ print(before > 0, gloo())
 """
 
 
-def test_no_thread_of_gloo_outlives_a_rank() -> None:
-    command = [sys.executable, "-c", CLOSED, CHECKPOINT]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout.splitlines()[-1:] == ["True 0"], done.stdout + done.stderr
+def test_no_thread_of_gloo_outlives_a_rank(fork_server: ForkServer, tmp_path: Path) -> None:
+    fork_server.start("-c", CLOSED, CHECKPOINT, env=ENVIRONMENT, out=tmp_path / "out").wait()
+    said = (tmp_path / "out").read_text()
+    assert said.splitlines()[-1:] == ["True 0"], said
 
 
 # ---- sockets

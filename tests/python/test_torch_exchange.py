@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
 from rank_environment import rank_environment
 
 pytest.importorskip("torch.distributed")
-
-# Forks the ranks from one process, because importing torch takes longer than all else. Waits for them in order, except
-# for one that stops.
-FORK = r"""
-import os, sys
-import nvfp4_moe, torch.distributed
-
-ranks = []
-for rank in range(int(os.environ["WORLD_SIZE"])):
-    ranks.append(os.fork())
-    if ranks[-1] == 0:
-        os.environ["RANK"] = str(rank)
-        break
-else:
-    for rank, process in enumerate(ranks):
-        if not (sys.argv[1] == "stopped" and rank == 1):
-            os.waitpid(process, 0)
-    sys.exit()
-"""
 
 RANK = r"""
 import os, signal, sys, time
@@ -118,40 +94,54 @@ with open(f"{out}/{rank}", "w") as file:
 """
 
 
-def launch(tmp_path, what, world, timeout):
-    """The message of each rank (None if it left none), and how long they took."""
-    environment = rank_environment(world, EXCHANGE_TIMEOUT=str(timeout), NVFP4_MOE_THREADS="1")
-    command = [sys.executable, "-c", FORK + RANK, what, str(tmp_path)]
-    start = time.monotonic()
-    ranks = subprocess.Popen(command, env=environment, start_new_session=True)
-    try:
-        ranks.wait(100)
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # all have ended
-            os.killpg(ranks.pid, signal.SIGKILL)
-        ranks.wait()
-    took = time.monotonic() - start
-    return [(tmp_path / str(r)).read_text() if (tmp_path / str(r)).exists() else None for r in range(world)], took
+@pytest.fixture
+def launch(fork_server, tmp_path):
+    """launch(what, world, timeout) -> the message of each rank (None if it left none), and how long they took.
+
+    Waits for all ranks, except for one that stops.
+    """
+
+    def run(what, world, timeout):
+        environment = rank_environment(world, EXCHANGE_TIMEOUT=str(timeout), NVFP4_MOE_THREADS="1")
+        start = time.monotonic()
+        ranks = []
+        for rank in range(world):
+            own = environment | {"RANK": str(rank)}
+            ranks.append(fork_server.start("-c", RANK, what, str(tmp_path), env=own, out=tmp_path / f"{rank}.log"))
+        try:
+            for rank, process in enumerate(ranks):
+                if not (what == "stopped" and rank == 1):
+                    process.wait(100)
+        finally:
+            for process in ranks:
+                process.kill()
+        took = time.monotonic() - start
+        messages = [
+            (tmp_path / str(rank)).read_text() if (tmp_path / str(rank)).exists() else None for rank in range(world)
+        ]
+        return messages, took
+
+    return run
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_processes_give_the_bits_of_one(tmp_path, world):
-    assert launch(tmp_path, "whole", world, 60)[0] == ["fine"] * world
+def test_processes_give_the_bits_of_one(launch, world):
+    assert launch("whole", world, 60)[0] == ["fine"] * world
 
 
-def test_a_group_s_ranks_connect_without_the_others(tmp_path):
-    assert launch(tmp_path, "part", 3, 20)[0] == ["fine"] * 3
+def test_a_group_s_ranks_connect_without_the_others(launch):
+    assert launch("part", 3, 20)[0] == ["fine"] * 3
 
 
-def test_configs_that_differ_are_named_in_every_process(tmp_path):
-    messages, _ = launch(tmp_path, "config", 3, 60)
+def test_configs_that_differ_are_named_in_every_process(launch):
+    messages, _ = launch("config", 3, 60)
     expected = "InvalidArgument: config of rank 1: expected top_k 2 as on rank 0, got 3"
     assert messages == [expected] * 3
 
 
 @pytest.mark.parametrize(("what", "timeout"), [("killed", 20), ("stopped", 3), ("again", 20)])
-def test_a_process_that_is_gone_is_named_by_all_others(tmp_path, what, timeout):
-    messages, took = launch(tmp_path, what, 3, timeout)
+def test_a_process_that_is_gone_is_named_by_all_others(launch, tmp_path, what, timeout):
+    messages, took = launch(what, 3, timeout)
     assert messages[1] is None
     for rank in (0, 2):
         assert messages[rank] is not None and messages[rank].startswith("IoError: exchange: "), messages

@@ -277,7 +277,6 @@ Status run(const std::vector<std::string>& arguments, Json& report) {
   }
   NVFP4_MOE_ASSIGN(WaitReport* const waits, map_wait_report());
   waits->limit_us = wait_ms * 1000;
-  waits->grace_us = waits->limit_us / 4;
   if (!fault.empty()) {
     NVFP4_MOE_TRY(plant(fault, *waits));
     report["planted"] = fault;

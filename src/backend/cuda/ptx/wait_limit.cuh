@@ -12,9 +12,13 @@
 
 namespace nvfp4_moe::internal::cuda::ptx {
 
+// Checks make functions larger than the compiler inlines by itself, and wgmma is serialized around
+// calls.
 #ifdef NVFP4_MOE_BOUNDED_WAITS
+#define NVFP4_MOE_INLINE_IF_BOUNDED __forceinline__
 inline constexpr bool kBoundedWaits = true;
 #else
+#define NVFP4_MOE_INLINE_IF_BOUNDED
 inline constexpr bool kBoundedWaits = false;
 #endif
 
@@ -41,42 +45,34 @@ class WaitLimit {
     if constexpr (!kBoundedWaits) return;
     if (done) return;
     const auto now_us = static_cast<uint32_t>(global_timer() / 1000);
-    if (polls_++ == 0) {
-      begin_us_ = now_us;
+    if (begin_us_ == 0) {
+      begin_us_ = now_us | 1;
       return;
     }
-    const uint32_t limit_us = load_volatile(&wait_report()->limit_us);
-    if (now_us - begin_us_ < limit_us) return;
-    if (reported_) {
-      if (now_us - begin_us_ >= limit_us + load_volatile(&wait_report()->grace_us)) __trap();
-      return;
-    }
-    reported_ = true;
-    const unsigned lanes = __activemask();
-    if ((threadIdx.x & 31) == static_cast<unsigned>(__ffs(static_cast<int>(lanes))) - 1)
-      add_to_report();
+    const uint32_t waited_us = now_us - begin_us_,
+                   limit_us = load_volatile(&wait_report()->limit_us);
+    if (waited_us < limit_us) return;
+    if (!reported_)
+      report();
+    else if (waited_us >= limit_us + limit_us / 4)
+      __trap();
   }
 
  private:
-  __device__ void add_to_report() const {
+  __device__ void report() {
+    reported_ = true;
+    if (__activemask() << (31 - threadIdx.x % 32) << 1 != 0) return;  // not the first lane
     const uint32_t index = atomicAdd(&wait_report()->waits_claimed, 1u);
     if (index >= kMaxLateWaits) return;
-    LateWait& late = wait_report()->waits[index];
-    store_volatile(&late.begin_us, begin_us_);
-    store_volatile(&late.file, site_.file);
-    store_volatile(&late.at, site_.at);
-    store_volatile(&late.barrier, barrier_);
-    store_volatile(&late.parity, parity_);
-    store_volatile(&late.cta, blockIdx.x);
-    store_volatile(&late.thread, threadIdx.x);
-    __threadfence_system();
-    store_volatile(&late.written, 1u);
+    uint4* const to = reinterpret_cast<uint4*>(&wait_report()->waits[index]);
+    to[0] = {site_.file, site_.at, barrier_, parity_};
+    to[1] = {blockIdx.x, threadIdx.x, begin_us_, 1};
     __threadfence_system();
   }
 
   uint32_t barrier_, parity_;
   WaitSite site_;
-  uint32_t begin_us_ = 0, polls_ = 0;
+  uint32_t begin_us_ = 0;
   bool reported_ = false;
 };
 

@@ -10,20 +10,18 @@
 namespace nvfp4_moe::internal::cuda::ptx {
 
 // One warp's wait. The file is known by a hash of its last two path components (wait_file_hash).
-struct LateWait {
+struct alignas(16) LateWait {
   uint32_t file, at;     // hash of the file, and position in it, of the call
   uint32_t barrier;      // its address in shared memory, or 0
   uint32_t parity;       // of the phase that did not complete
   uint32_t cta, thread;  // of the warp's first waiting lane
   uint32_t begin_us;     // of the device's global timer: the first to begin is the likely cause
-  uint32_t written;      // 1 once the rest is
+  uint32_t written;      // 1
 };
 inline constexpr uint32_t kMaxLateWaits = 1024;
 
 struct WaitReport {
-  // A wait is recorded after the limit. It traps after the grace as well, so that others are
-  // recorded too.
-  uint32_t limit_us, grace_us;
+  uint32_t limit_us;  // a wait is reported after it, and traps a quarter of it later
   // Faults for the ladder's rehearsal, in ctas of plant_threads threads (0: of any number).
   uint32_t plant_bytes;   // that a barrier expects in addition
   uint32_t plant_stride;  // flipped bits in the stride of a matrix descriptor

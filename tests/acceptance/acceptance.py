@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Runs the acceptance of the CUDA backends on this machine's GPU and writes one report to send back.
 
-    ./dev gpu --acceptance [--resume] [--part PART] [--skip STEP,...] [--only STEP,...] [--out FILE]
+    ./dev gpu --acceptance [--resume] [--part PART] [--skip STEP,...] [--only STEP,...] [--minutes N] [--out FILE]
+    ./dev gpu --acceptance --only ladder --plant hang       rehearses with a planted fault
     ./dev gpu --acceptance --emulate 12.0       rehearses a short list of tests on the emulator
                                                 (docs/contribute/emulator.md)
 
-Each step has a time limit, and a failed step does not stop the others. The report is rewritten before and after every
-step, so it survives if the machine stops; --resume continues from there. Exit code: 0 accepted, 1 not accepted, 2
-cannot begin, 3 incomplete. docs/contribute/acceptance.md describes the steps.
+Each step has a time limit. A failed step stops only those that depend on it. The report is rewritten before and after
+every step, so it survives if the machine stops; --resume continues from there. Exit code: 0 accepted, 1 not accepted,
+2 cannot begin, 3 incomplete. docs/contribute/acceptance.md describes the steps.
 """
 
 import argparse
@@ -19,190 +20,62 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 
+import acceptance_ladder as ladder
 import acceptance_report as report_file
 from acceptance_report import Scrubber
-from acceptance_results import (
-    backend_of,
-    bench_figures,
-    cannot_begin,
-    doctor_facts,
-    end_in_words,
-    nothing,
-    probe_findings,
-    said_lines,
-    sanitizer_errors,
-    tests_of_ctest,
-)
+from acceptance_results import backend_of, cannot_begin, end_in_words
+from acceptance_steps import SANITIZED, chosen_device, steps_of  # noqa: F401 (SANITIZED: for ./dev gpu)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LONGEST_TEST_S = 900
 KILLED_AFTER_S = 20  # a process that a GPU holds may never end; it is not waited for
 TAIL_LINES = 60
 
-# The tests that run under compute-sanitizer, here and in ./dev gpu: whole layers of each backend, small enough for a
-# tool that slows them down a hundred times.
-SANITIZED = "CudaLayer.*:Sm90SmallLayer.*:Sm90SmallRequantize.*:Sm90WideTiles.*:*Fp4Layer.ARunIsItsSteps*:*OnADevice.AFewTokens*:*CudaAll*/peers_1"
-BENCH_TOKENS = "1,4,16,64,256,1024,4096"
-BOUND_TOKENS = "16,32,64,96,128,256,384,512,768,1024"  # 1 to 64 rows an expert
-CONFIGURATIONS = 3  # in each of Blackwell's backends
-PARTS = ("tests", "sanitizers")  # also for ./dev gpu; each takes less than ten minutes on 16 cores
+PARTS = ("ladder", "tests", "sanitizers")  # each takes less than ten minutes on 16 cores
+MINUTES = 15  # of steps other than builds: later ones wait for --resume
+BUILDS = ("build-ladder", "build")
 
 
-@dataclass
-class Step:
-    """One step of the acceptance: commands that run one after the other, and a reader of their output."""
-
-    name: str
-    shows: str
-    commands: list[list[str]]
-    limit_s: int
-    read: object = nothing  # (text, step's environment) -> (figures, error in them or "")
-    environment: dict[str, str] = field(default_factory=dict)
-    needs: str = ""  # a step without which this one cannot run
-    absent: str = ""  # reason why it never runs
+def names_in(text, steps):
+    """The steps that --only or --skip names: "ladder" means all of the ladder's."""
+    names = [name for name in text.split(",") if name]
+    of_ladder = [step.name for step in steps if step.part == "ladder"]
+    return [name for given in names for name in (of_ladder if given == "ladder" else [given])]
 
 
-def chosen_device():
-    """Makes one GPU visible: nvidia-smi's first, or the first that CUDA_VISIBLE_DEVICES names."""
-    return {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0",
-    }
+def failed_below(step, steps, report):
+    """Returns the failed step that this one depends on, directly or not, or ""."""
+    for name in step.needs:
+        if report_file.state(report, name) == "failed":
+            return name
+        below = next((one for one in steps if one.name == name), None)
+        if below and (found := failed_below(below, steps, report)):
+            return found
+    return ""
 
 
-def steps_of(options, tools, capability):
-    """Returns the list of steps. capability: "12.0", of the device or of the emulated one."""
-    emulated = options.emulate is not None
-    preset = "cpu" if emulated else "gpu"
-    build = f"build/{preset}"
-    # The same programs, linked with the emulator (tests/emulated/emulated_room.cmake).
-    prefix = "emulated_" if emulated else ""
-    targets = [
-        prefix + name for name in ("test_cuda", "test_steps", "test_layer", "device_probes", "bench_hopper_layers")
-    ]
-    configure = ["cmake", "--preset", preset, "-DNVFP4_MOE_TESTS=ON", "-DNVFP4_MOE_BENCH=ON"]
-    if emulated:
-        configure += ["-DNVFP4_MOE_CUDA=ON", "-DNVFP4_MOE_EMULATE=ON"]
-    if not options.library_only:
-        configure.append("-DNVFP4_MOE_CLI=ON")
-        targets.append(prefix + "nvfp4-moe")
-    if options.part == "sanitizers":
-        targets = targets[:1]
-    command_line = f"{build}/tests/emulated_nvfp4-moe" if emulated else f"{build}/cli/nvfp4-moe"
-    jobs = str(options.jobs or os.cpu_count())
-    device = {"PTXEMU_CC": capability} if emulated else chosen_device()
-
-    def ctest(name, shows, label, limit_s, only=None, without=None, rehearsed=None):
-        labels = "^emulated" if emulated else f"^({label})$"
-        chosen = f"^emulated/{re.escape(capability)}/({label})/.*({rehearsed})" if emulated else only
-        command = ["ctest", "--test-dir", build, "-j", "2" if emulated else "8", "-L", labels]
-        command += ["--timeout", str(LONGEST_TEST_S), "--output-on-failure"]
-        command += ["-R", chosen] if chosen else []
-        command += ["-E", without] if without and not emulated else []
-        return Step(name, shows, [command], limit_s, tests_of_ctest(capability), device, needs="build")
-
-    sanitizer_absent = ""
-    if emulated:
-        sanitizer_absent = "compute-sanitizer runs on a device alone"
-    elif not tools["compute-sanitizer"]:
-        sanitizer_absent = "compute-sanitizer is not on PATH"
-    racecheck = [
-        ["cmake", "--preset", "racecheck"],
-        ["cmake", "--build", "--preset", "racecheck", "-j", jobs, "--target", "test_cuda"],
-    ]
-
-    def sanitize(tool):
-        folder = "build/racecheck" if tool == "racecheck" else build
-        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1", f"{folder}/tests/test_cuda"]
-        return Step(
-            f"sanitize-{tool}",
-            f"whole layers under compute-sanitizer {tool}",
-            (racecheck if tool == "racecheck" else []) + [[*command, f"--gtest_filter={SANITIZED}"]],
-            5400,
-            sanitizer_errors,
-            device,
-            needs="build",
-            absent=sanitizer_absent,
-        )
-
-    bench = forced = [f"{build}/bench/{prefix}bench_hopper_layers", "rehearsal", "--tokens", "1", "--sm90-only"]
-    if not emulated:
-        bench = [bench[0], "--tokens", BENCH_TOKENS, "--sm90-only"]
-        forced = [bench[0], "v4flash", "qwen30b", "--tokens", BOUND_TOKENS]
-    steps = [
-        Step(
-            "build",
-            "nvcc and ptxas of this machine compile everything for this device",
-            [configure, ["cmake", "--build", "--preset", preset, "-j", jobs, "--target", *targets]],
-            7200,
-        ),
-        Step(
-            "machine-code",
-            "ptxas spilled nothing, serialized nothing, and made the products that kernels are written for",
-            [[sys.executable, "tools/check/check_ptxas.py", f"{build}/src/CMakeFiles"]],
-            300,
-            said_lines,
-            needs="build",
-        ),
-        Step(
-            "doctor",
-            "the driver shows the device, a backend takes it, tiny layers agree with the reference",
-            [[command_line, "doctor", "--device", "cuda:0", "--json", "--quiet"]],
-            300,
-            doctor_facts(capability),
-            device,
-            needs="build",
-            absent="the command line is not built here: CLI11's headers are missing" if options.library_only else "",
-        ),
-        Step(
-            "probes",
-            "what no emulator knows: registers, shared memory, occupancy, width of sums, scale bytes",
-            [[f"{build}/tests/{prefix}device_probes", *(["--quick"] if emulated else [])]],
-            900,
-            probe_findings(capability),
-            device,
-            needs="build",
-        ),
-        ctest("exact-sums", "sums that are exact have the reference's bits", "cuda|layer", 1800, "ExactSums",
-              rehearsed="ExactSums.*/" + tools["backend"]),
-        ctest("steps", "the case table through every step", "steps", 3600, rehearsed="Unpack.*/" + tools["backend"]),
-        ctest("layers", "whole layers and their properties", "layer", 5400, without="ExactSums",
-              rehearsed="(ZeroTokensAreANoOp|NanTokenSpoilsOnlyItsRow).*/" + tools["backend"]),
-        ctest("graphs-and-repeats", "configurations, graphs, repeats, memory, large shapes", "cuda", 7200,
-              without="ExactSums|ptxas", rehearsed="CudaLayer"),
-        *[sanitize(tool) for tool in ("memcheck", "racecheck", "initcheck", "synccheck")],
-        Step(
-            "bench",
-            "microseconds of a layer beside an H200's of the record",
-            [[*bench, "--format", "nvfp4"], *([] if emulated else [[*bench, "--format", "bf16"]])],
-            3600,
-            bench_figures(ROOT / "bench/results/moe-layers-h200-f61f177.json"),
-            device,
-            needs="build",
-        ),
-    ]  # fmt: skip
-    if capability.split(".")[0] in ("10", "12"):  # on other architectures the bounds were measured
-        shows = "microseconds of each GEMM configuration, whose bounds on Blackwell are arithmetic"
-        count = 1 if emulated else CONFIGURATIONS
-        commands = [[*forced, "--format", "nvfp4", "--configuration", str(i)] for i in range(count)]
-        steps.append(Step("configurations", shows, commands, 3600, steps[-1].read, device, needs="build"))
-    return steps
-
-
-def left_out(step, options, report):
-    """Returns why the options or a failed step exclude this one, or "" if it runs. Both parts begin with the build,
-    which makes only what the part needs."""
-    part = options.part
-    if part and step.name != "build" and step.name.startswith("sanitize-") != (part == "sanitizers"):
-        return f"not of the part {part}"
-    if options.only and step.name not in options.only.split(","):
+def left_out(step, steps, options, report):
+    """Returns why the options, a failed step or the time exclude this one, or "" if it runs."""
+    parts = (step.part,) if step.part else ("tests", "sanitizers")  # which begin with the same build
+    if options.part and options.part not in parts:
+        return f"not of the part {options.part}"
+    if options.only and step.name not in names_in(options.only, steps):
         return "left out by --only"
-    if step.name in options.skip.split(","):
+    if step.name in names_in(options.skip, steps):
         return "left out by --skip"
-    failed = step.needs and report_file.state(report, step.needs) == "failed"
-    return f"{step.needs} failed" if failed and not step.absent else ""
+    if step.absent:
+        return ""
+    if failed := failed_below(step, steps, report):
+        return f"{failed} failed"
+    if step.name not in BUILDS and not options.emulate and spent_s(report) >= options.minutes * 60:
+        return f"{options.minutes} minutes are over: --resume goes on"
+    return ""
+
+
+def spent_s(report):
+    """Seconds of the steps that this call has run, builds not counted."""
+    ran = (entry for entry in report["steps"] if entry["name"] not in BUILDS and not entry.get("kept"))
+    return sum(entry.get("seconds", 0) for entry in ran)
 
 
 def end_group(process):
@@ -275,6 +148,21 @@ def run_step(step, folder):
     return entry
 
 
+def bisection(step, report, options):
+    """Runs a failed layer of the ladder in other configurations, four processes at a time."""
+    own = step.commands[0]
+    program = own[: own.index("--layer")]
+
+    def run(arguments):
+        log = options.out.parent / f"bisect-{'-'.join(arguments[1:])}.log"
+        log.unlink(missing_ok=True)
+        code, text = run_command(program + arguments, step.environment, log, step.limit_s)
+        return "" if code == 0 else end_in_words(code, step.limit_s, text), text
+
+    limit_s = step.limit_s if options.emulate else ladder.BISECTION_S
+    return ladder.bisect(run, ladder.configurations_in(report), limit_s)
+
+
 def lines_of(*command):
     """Returns the lines that a command prints, or an empty list if it fails."""
     try:
@@ -311,13 +199,14 @@ def machine_facts(emulate):
 
 
 def print_plan(steps, options, path):
-    hours = sum(step.limit_s for step in steps if not step.absent) / 3600
     print(
-        f"Acceptance on {'the emulator as ' + options.emulate if options.emulate else 'the first GPU'}: {len(steps)} steps."
+        f"Acceptance on {'the emulator as ' + options.emulate if options.emulate else 'the first GPU'}: "
+        f"{len(steps)} steps."
     )
     for step in steps:
         print(f"  {step.name:<20} {step.shows}" + (f" (left out: {step.absent})" if step.absent else ""))
-    print(f"At most {hours:.1f} hours, as a rule far less; what is built and logged stays under build/.")
+    print(f"After the builds, steps begin for {options.minutes} minutes; --resume runs those that are left.")
+    print("What is built and logged stays under build/.")
     print(f"The report, {path}, is plain text. It names the GPU, its driver, the CPU, compilers, the commit, tests and")
     print("their results, and figures; of steps that fail the end of their output. Host and user names, paths and")
     print("addresses are taken out. Nothing is sent anywhere: read it, and attach it to an issue.", flush=True)
@@ -330,6 +219,12 @@ def parse(arguments):
     parser.add_argument("--part", default="", choices=PARTS, help="leave out the steps of the other part")
     parser.add_argument("--only", default="", help="names of steps, with commas between")
     parser.add_argument("--skip", default="", help="names of steps, with commas between")
+    parser.add_argument("--minutes", type=int, default=MINUTES, help="for which steps begin, builds not counted")
+    parser.add_argument(
+        "--plant",
+        default="",
+        help="hang or descriptor: a fault for the ladder to find; @640: in kernels of 640 threads",
+    )
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/acceptance/report.txt")
     parser.add_argument("--jobs", type=int, default=0, help="of the build; one a core")
     parser.add_argument("--library-only", action="store_true", help="without the command line, and so without doctor")
@@ -343,6 +238,8 @@ def on_path(name):
 def main(arguments=None):
     options = parse(arguments)
     facts = machine_facts(options.emulate)
+    if options.plant:
+        facts["planted"] = options.plant
     capability = options.emulate or facts["gpu"].get("compute_cap", "")
     if problem := cannot_begin(facts["nvcc"] if on_path("nvcc") else "", capability):
         print(f"acceptance: {problem}", file=sys.stderr)
@@ -350,7 +247,7 @@ def main(arguments=None):
     tools = {"compute-sanitizer": on_path("compute-sanitizer"), "backend": backend_of(capability)}
     steps = steps_of(options, tools, capability)
     names = [step.name for step in steps]
-    for name in filter(None, (options.only + "," + options.skip).split(",")):
+    for name in names_in(options.only + "," + options.skip, steps):
         if name not in names:
             print(f"acceptance: no step {name}; there are {', '.join(names)}", file=sys.stderr)
             return 2
@@ -360,11 +257,12 @@ def main(arguments=None):
     if options.resume:
         report_file.take_over(report, options.out)
     print_plan(steps, options, os.path.relpath(options.out))
+    bisected = None
     for step in steps:
         ended = options.resume and report_file.state(report, step.name) in ("passed", "failed")
         if ended and not (options.part and step.name == "build"):
             print(f"== {step.name}: kept, {report_file.state(report, step.name)}", flush=True)
-        elif why := left_out(step, options, report):
+        elif why := left_out(step, steps, options, report):
             report_file.put(report, {"name": step.name, "state": "not run", "why": why})
         elif step.absent:
             report_file.put(report, {"name": step.name, "state": "absent", "why": step.absent})
@@ -372,7 +270,11 @@ def main(arguments=None):
             print(f"== {step.name} (at most {step.limit_s} s)", flush=True)
             report_file.put(report, {"name": step.name, "state": "running", "why": "did not end"})
             report_file.write(report, options.out, names)
-            entry = scrub(run_step(step, options.out.parent))
+            entry = run_step(step, options.out.parent)
+            if step.bisected and entry["state"] == "failed" and not bisected:
+                print(f"   {entry['why']}\n   bisecting by configuration (at most {ladder.BISECTION_S} s)", flush=True)
+                bisected = entry["figures"]["bisection"] = bisection(step, report, options)
+            entry = scrub(entry)
             report_file.put(report, entry)
             print(
                 f"   {entry['state']}, {entry['seconds']:.0f} s{': ' if entry['why'] else ''}{entry['why']}", flush=True

@@ -10,6 +10,7 @@ import pathlib
 import re
 import socket
 
+import acceptance_ladder
 from acceptance_results import short_name
 
 SCHEMA = 1
@@ -91,7 +92,7 @@ def take_over(report, path):
     for entry in earlier["steps"]:
         if entry["state"] == "running":
             entry = {**entry, "state": "not run", "why": "the machine or the session ended during it"}
-        put(report, entry)
+        put(report, {**entry, "kept": True})
 
 
 def put(report, entry):
@@ -103,8 +104,12 @@ def put(report, entry):
     report["steps"].append(entry)
 
 
+def entry(report, name):
+    return next((entry for entry in report["steps"] if entry["name"] == name), {})
+
+
 def state(report, name):
-    return next((entry["state"] for entry in report["steps"] if entry["name"] == name), "not run")
+    return entry(report, name).get("state", "not run")
 
 
 def verdict(report, names):
@@ -114,6 +119,8 @@ def verdict(report, names):
         by_state.setdefault(state(report, name), []).append(name)
     passed = sum(entry.get("figures", {}).get("passed", 0) or 0 for entry in report["steps"])
     where = "on the emulator, which proves nothing of a chip" if report["emulated"] else "on this GPU"
+    if planted := report["machine"].get("planted"):
+        where += f", rehearsed with the planted fault {planted}"
     if by_state.get("failed"):
         return f"NOT ACCEPTED: failed {where}: {', '.join(by_state['failed'])}"
     left = by_state.get("not run", []) + by_state.get("running", [])
@@ -181,7 +188,8 @@ def rows_of_bench(cells):
 
 
 def details(entry):
-    figures, lines = entry.get("figures", {}), []
+    figures = entry.get("figures", {})
+    lines = acceptance_ladder.details(figures)
     for name in figures.get("failed_tests", []):
         lines.append(f"failed: {name}")
     for places, width in figures.get("bits_of_sums", {}).items():

@@ -10,3 +10,28 @@ target_link_options(device_probes PRIVATE LINKER:--wrap=__cudaRegisterFunction,-
 if(NVFP4_MOE_EMULATE)  # for the rehearsal
   emulated_program(device_probes test_support)
 endif()
+
+# The ladder (acceptance_ladder.py): single instructions and small layers of kernels whose waits end.
+if(NVFP4_MOE_BOUNDED_WAITS)
+  add_executable(ladder ${CMAKE_CURRENT_LIST_DIR}/ladder/ladder.cpp)
+  set(code -real)
+  if(NVFP4_MOE_EMULATE)
+    set(code -virtual)
+    emulated_program(ladder test_support)
+  endif()
+  foreach(architecture 90a 100f 120f)
+    string(REGEX REPLACE "[a-z]" "" number ${architecture})
+    add_library(ladder_sm${number} OBJECT ${CMAKE_CURRENT_LIST_DIR}/ladder/sm${number}.cu)
+    target_link_libraries(ladder_sm${number} PRIVATE test_support nvfp4_moe_cudart)
+    target_compile_definitions(ladder_sm${number} PRIVATE NVFP4_MOE_BOUNDED_WAITS)
+    target_compile_options(ladder_sm${number} PRIVATE "-Wno-deprecated-gpu-targets")
+    set_target_properties(ladder_sm${number} PROPERTIES CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF
+                                                        CUDA_ARCHITECTURES "${architecture}${code}")
+    target_sources(ladder PRIVATE $<TARGET_OBJECTS:ladder_sm${number}>)
+    if(NVFP4_MOE_EMULATE)
+      target_sources(emulated_ladder PRIVATE $<TARGET_OBJECTS:ladder_sm${number}>)
+    endif()
+  endforeach()
+  target_link_libraries(ladder PRIVATE test_support nvfp4_moe_cudart)
+  target_compile_options(ladder PRIVATE -O1)
+endif()

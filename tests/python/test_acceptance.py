@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import acceptance_ladder as ladder
 import acceptance_report
 import acceptance_results as results
 import pytest
@@ -123,7 +124,17 @@ TOOLS = {
     '[ "$RESULT" = Passed ]',
     "compute-sanitizer": 'echo "sanitizer $*" >>$LOG; echo "[  PASSED  ] 4 tests."; echo "===== ERROR SUMMARY: 0 errors"',
 }
+# A rung, or what a planted fault does to it: $HANGS_IN and $WRONG_IN are parts of its arguments.
+RUNG = """for_all() { [ -n "$1" ] && case "$2" in *"$1"*) return 0 ;; esac; return 1; }
+echo "ladder $*" >>$LOG
+kernels='"kernels": ["gemm2: '$(echo "$*" | sed 's/.* \\(nvfp4\\|bf16\\) [0-9]* \\([-0-9]*\\) .*/tile_\\2/')'"]'
+problem='"problem": "gemm1_swiglu: unspecified launch failure"'
+for_all "$HANGS_IN" "$*" && { echo "{$problem, $kernels, \\"waits\\": [$WAIT]}"; exit 1; }
+problem='"problem": "gemm1_swiglu, intermediate: 5 of 48 values differ"'
+for_all "$WRONG_IN" "$*" && { echo "{$problem, $kernels, \\"waits\\": []}"; exit 1; }
+echo '{"problem": "", "waits": [], "configurations": {"nvfp4": 2, "bf16": 1}, '"$kernels"'}'"""
 BUILT = {
+    **{f"tests/{prefix}ladder": RUNG for prefix in ("", "emulated_")},
     "cli/nvfp4-moe": "cat $RECORDED/doctor.json",
     "tests/emulated_nvfp4-moe": "cat $RECORDED/doctor.json",
     "tests/test_cuda": "exit 9",
@@ -154,7 +165,7 @@ def kit(tmp_path):
     shutil.copy(H200, tree / "bench/results")
     for name, body in TOOLS.items():
         executable(tmp_path / "bin" / name, body)
-    for folder in ("gpu", "racecheck", "cpu"):
+    for folder in ("gpu", "racecheck", "cpu", "bounded"):
         for name, body in BUILT.items():
             executable(tree / "build" / folder / name, body)
     log = tmp_path / "log"
@@ -173,7 +184,8 @@ def kit(tmp_path):
     return run
 
 
-STEPS = ["build", "machine-code", "doctor", "probes", "exact-sums", "steps", "layers", "graphs-and-repeats"]
+LADDER = ["build-ladder", *(name for name, *_ in ladder.rungs("12.0"))]
+STEPS = [*LADDER, "build", "machine-code", "doctor", "probes", "exact-sums", "steps", "layers", "graphs-and-repeats"]
 STEPS += [f"sanitize-{tool}" for tool in ("memcheck", "racecheck", "initcheck", "synccheck")]
 STEPS += ["bench", "configurations"]
 
@@ -186,8 +198,8 @@ def test_all_that_passes_is_accepted_on_one_gpu_whatever_the_environment_says_of
     code, said, report = kit(CUDA_VISIBLE_DEVICES="3,1", NVFP4_MOE_BACKEND="cpu")
     assert code == 0, said
     assert states(report) == dict.fromkeys(STEPS, "passed")
-    assert report["verdict"] == "ACCEPTED: 14 steps with 24 tests passed on this GPU"
-    assert said.index("Host and user names, paths and") < said.index("== build"), "said before it starts"
+    assert report["verdict"] == f"ACCEPTED: {len(STEPS)} steps with 24 tests passed on this GPU"
+    assert said.index("Host and user names, paths and") < said.index("== build-ladder"), "said before it starts"
     assert all(line.endswith(" on 3") for line in kit.ran.splitlines() if line.startswith("ctest"))
     assert str(kit.tree) not in (kit.tree / "build/acceptance/report.txt").read_text()
 
@@ -199,22 +211,83 @@ def test_a_step_that_fails_does_not_end_it_but_for_the_build(kit):
     assert states(report)["bench"] == states(report)["sanitize-memcheck"] == "passed"
     code, _, report = kit(CMAKE_FAILS="1")
     assert code == 1 and "ctest" not in kit.ran
-    assert states(report) == {**dict.fromkeys(STEPS, "not run"), "build": "failed"}
+    assert states(report) == {**dict.fromkeys(STEPS, "not run"), "build-ladder": "failed", "build": "failed"}
 
 
 def test_a_step_that_hangs_is_ended_with_all_that_it_started(kit):
-    script = kit.tree / "tests/acceptance/acceptance.py"
-    limit = '"the case table through every step", "steps", 3600'
+    script = kit.tree / "tests/acceptance/acceptance_steps.py"
+    limit = '"the case table through every step", "steps", 600'
     assert limit in script.read_text()
-    script.write_text(script.read_text().replace(limit, limit.replace("3600", "1")))
+    script.write_text(script.read_text().replace(limit, limit.replace("600", "1")))
     code, said, report = kit("--only", "build,steps", HANGS="1")
     (step,) = (step for step in report["steps"] if step["name"] == "steps")
     assert code == 1 and "ctest: did not end within 1 s" in step["why"] and step["seconds"] < 30, said
 
 
+def wait_in(file: str, line: int) -> str:
+    wait = {"file_hash": ladder.file_hash(file), "line": line, "parity": 1, "warps": 8, "ctas": 4}
+    return json.dumps({**wait, "first_cta": 2, "first_thread": 64, "began_us_after_the_first": 0})
+
+
+def rung(report: dict, name: str) -> dict:
+    return next(step for step in report["steps"] if step["name"] == name)
+
+
+def test_a_rung_that_hangs_names_its_barrier_is_bisected_and_stops_what_needs_it(kit):
+    source = kit.tree / "src/backend/sm120/mainloop.cuh"
+    source.write_text("// a file\n  ptx::mbarrier_wait(full_barrier(stage),\n                     parity ^ 1);\n")
+    # Configuration 1 hangs, which only W4A4 has.
+    code, said, report = kit("--plant", "hang@640", HANGS_IN="nvfp4 40", WAIT=wait_in("sm120/mainloop.cuh", 2))
+    hang = (
+        "src/backend/sm120/mainloop.cuh:2: mbarrier_wait(full_barrier(stage), parity ^ 1), phase 1: 8 warps of 4 ctas"
+    )
+    assert code == 1 and hang in rung(report, "gemm-nvfp4")["why"], said
+    assert report["verdict"].endswith("rehearsed with the planted fault hang@640: gemm-nvfp4")
+    assert "--plant hang@640 --layer layer nvfp4 40 1 0 steps" in kit.ran
+    found = rung(report, "gemm-nvfp4")["figures"]["bisection"]
+    assert found["result"].startswith("4 of 9 variants failed: ") and len(found["variants"]) == 9
+    assert "tile_1, nvfp4, split may, many k-blocks" in found["result"]
+    assert "layer nvfp4" not in said.split("== gemm-bf16")[1] and states(report)["gemm-bf16"] == "passed"
+    stopped = ("decode-nvfp4", "layer-nvfp4", "steps", "sanitize-memcheck", "bench")
+    assert {(states(report)[name], rung(report, name)["why"]) for name in stopped} == {("not run", "gemm-nvfp4 failed")}
+    assert states(report)["layer-bf16"] == states(report)["probes"] == states(report)["machine-code"] == "passed"
+    assert f"waits: {hang}" in (kit.tree / "build/acceptance/report.txt").read_text()
+
+
+def test_a_bisection_names_what_all_failures_share(kit):
+    _, _, report = kit("--only", "ladder", WRONG_IN="bf16")
+    first = rung(report, "stage-bf16")
+    assert "gemm1_swiglu, intermediate: 5 of 48 values differ" in first["why"]
+    assert first["figures"]["bisection"]["result"] == "3 of 9 variants failed: all and only those of activations bf16"
+    assert states(report)["tile-bf16"] == "not run" and states(report)["layer-nvfp4"] == "passed"
+    one = {"activations": "nvfp4", "tile": "a", "split": "no", "k-blocks": "one", "problem": ""}
+    assert "every variant passed" in ladder.common_of_failures([one])
+    assert "every variant failed" in ladder.common_of_failures([{**one, "problem": "hang"}])
+
+
+def test_every_instruction_fails_by_itself_and_the_hash_of_a_file_is_the_kernels(kit):
+    assert ladder.file_hash("/src/backend/sm90/producer.cuh") == 0x52933A09  # as in ladder.cpp
+    for capability, instruction, stopped in (
+        ("9.0", "wgmma-bf16", "stage-nvfp4"),
+        ("10.0", "tcgen05-alloc", "tcgen05-mma-fp4"),
+        ("12.0", "mma-fp4", "stage-nvfp4"),
+    ):
+        _, said, report = kit("--only", "ladder", "--emulate", capability, WRONG_IN=f"--instruction {instruction}")
+        assert states(report)[instruction] == "failed" and states(report)[stopped] == "not run", said
+        assert "bisecting" not in said and states(report)["mbarrier"] == "passed"
+
+
+def test_steps_begin_for_that_many_minutes_and_the_rest_waits_for_resume(kit):
+    code, said, report = kit("--minutes", "0", "--skip", "ladder")
+    late = [name for name, state in states(report).items() if state == "not run" and name not in LADDER]
+    assert code == 3 and late and rung(report, late[0])["why"] == "0 minutes are over: --resume goes on", said
+    code, said, report = kit("--resume")
+    assert code == 0 and states(report) == dict.fromkeys(STEPS, "passed"), said
+
+
 def test_two_parts_make_one_report_and_what_a_stop_left_is_resumed(kit):
     code, said, report = kit("--part", "tests")
-    assert code == 3 and "sanitizer" not in kit.ran, said
+    assert code == 3 and "sanitizer" not in kit.ran and "ladder" not in kit.ran, said
     acceptance_report.put(report, {"name": "probes", "state": "running", "why": "did not end"})
     acceptance_report.write(report, kit.tree / "build/acceptance/report.txt", STEPS)
     code, said, report = kit("--resume")

@@ -122,6 +122,7 @@ ALLOWED = [
         "home", "tests/acceptance/acceptance_report.py", r"\bhome_folder\b|\bhome\(\)|\bPath.home\b", "a user's folder"
     ),
     Allowed("line", "docs/explanation/cpu.md", r"a file and two lines", "of text"),
+    Allowed("line", "src/backend/cuda/ptx/wait_limit.cuh", r"\b__builtin_LINE\b", "the compiler's"),
     Allowed("home", "tests/*", r"\$HOME\b|\bCUDA_HOME\b|\bhome_made\b", "a user's folder, CUDA's, and these words"),
     Allowed("few", "*", r"\bfewer\b|\bfewest\b", "English"),
 ]

@@ -25,11 +25,12 @@ namespace nvfp4_moe::internal::sm90 {
 // launch, of one cta per multiprocessor), so a second grid finds room only once ctas of the first
 // have ended, and these have passed it.
 // Called by one thread, after a barrier of its cta.
-__device__ inline void wait_for_grid(uint32_t* counter) {
+__device__ inline void wait_for_grid(uint32_t* counter,
+                                     cuda::ptx::WaitSite site = cuda::ptx::wait_site()) {
   const uint32_t add = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u;
   const uint32_t before = cuda::ptx::atomic_add_acq_rel(counter, add);
-  while (((cuda::ptx::load_acquire(counter) ^ before) & 0x80000000u) == 0) {
-  }
+  cuda::ptx::WaitLimit limit(0, before >> 31, site);
+  while (((cuda::ptx::load_acquire(counter) ^ before) & 0x80000000u) == 0) limit.check(false);
 }
 
 __device__ uint32_t decode_grid_counter = 0;

@@ -75,8 +75,8 @@ __device__ void route_small_batch(const GemmArgs& args, const cuda::AssignmentId
 
 // Processes a consumer's work tile: accumulates, then stores outputs or a partial.
 template <class Traits, class Epilogue>
-__device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t index,
-                        ConsumerState<Traits>& state) {
+__device__ NVFP4_MOE_INLINE_IF_BOUNDED void consume(const GemmArgs& args, const Epilogue& epilogue,
+                                                    uint32_t index, ConsumerState<Traits>& state) {
   if (epilogue.bias_table.biases != nullptr) {
     const WorkTileInfo& next = work_tile_info<Traits>(index);
 #pragma unroll
@@ -118,7 +118,8 @@ __device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t
 
 // The kernel. Rows: GatheredRows, FusedRoutingRows, RequantizedRows or TmaRows.
 template <class Traits, class Epilogue, class Rows>
-__device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows& rows) {
+__device__ NVFP4_MOE_INLINE_IF_BOUNDED void gemm(const GemmArgs& args, const Epilogue& epilogue,
+                                                 const Rows& rows) {
   static_assert(!Epilogue::kReportsNonfinite || Traits::kTmaRows);
   if (args.after_route) ptx::launch_dependents();
   ptx::prefetch_parameters(args);

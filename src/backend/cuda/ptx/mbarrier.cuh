@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "backend/cuda/ptx/wait_limit.cuh"
+
 namespace nvfp4_moe::internal::cuda::ptx {
 
 // mbarrier.init. Called by one thread, before any other use of the barrier.
@@ -21,7 +23,8 @@ __device__ inline void mbarrier_init(uint32_t mbarrier, uint32_t arrivals) {
 // mbarrier.arrive.expect_tx: one arrival; the phase also waits for that many bytes of bulk copies.
 // Releases this thread's earlier writes to threads that see the phase complete.
 __device__ inline void mbarrier_arrive_expect_tx(uint32_t mbarrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier),
+               "r"(bytes + planted_bytes(bytes))
                : "memory");
 }
 
@@ -43,7 +46,9 @@ __device__ inline void mbarrier_arrive_if(uint32_t mbarrier, bool predicate) {
 // mbarrier.try_wait.parity, repeated until the phase of that parity has completed. Acquires at cta
 // scope the writes before the arrivals, and makes the bytes of completed bulk copies visible to
 // ordinary reads.
-__device__ inline void mbarrier_wait(uint32_t mbarrier, uint32_t parity) {
+__device__ inline void mbarrier_wait(uint32_t mbarrier, uint32_t parity,
+                                     WaitSite site = wait_site()) {
+  WaitLimit limit(mbarrier, parity, site);
   uint32_t done = 0;
   do {
     asm volatile(
@@ -52,6 +57,7 @@ __device__ inline void mbarrier_wait(uint32_t mbarrier, uint32_t parity) {
         : "=r"(done)
         : "r"(mbarrier), "r"(parity)
         : "memory");
+    limit.check(done != 0);
   } while (done == 0);
 }
 

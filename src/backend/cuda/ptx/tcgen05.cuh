@@ -12,6 +12,8 @@
 
 #include <cstdint>
 
+#include "backend/cuda/ptx/wait_limit.cuh"
+
 namespace nvfp4_moe::internal::cuda::ptx {
 
 // elect.sync: true in one lane of a whole warp. It tells the compiler that the code after it runs
@@ -56,8 +58,9 @@ enum class Swizzle : uint32_t { kNone = 0, k128B = 2, k64B = 4 };
 __device__ inline uint64_t tcgen05_descriptor(uint32_t address, uint32_t stride_bytes,
                                               Swizzle swizzle) {
   constexpr uint64_t kVersion = uint64_t{1} << 46;
-  return kVersion | static_cast<uint64_t>(swizzle) << 61 | uint64_t{stride_bytes / 16} << 32 |
-         (address & 0x3FFFF) / 16;
+  return (kVersion | static_cast<uint64_t>(swizzle) << 61 | uint64_t{stride_bytes / 16} << 32 |
+          (address & 0x3FFFF) / 16) ^
+         planted_stride();
 }
 
 // tcgen05.cp.32x128b.warpx4: copies 512 bytes of shared memory, 16 for each of 32 rows, into four

@@ -23,6 +23,8 @@
 
 #include <cstdint>
 
+#include "backend/cuda/ptx/wait_limit.cuh"
+
 namespace nvfp4_moe::internal::cuda::ptx {
 
 // wgmma.fence: wgmma issued after it may read registers of a and d that were written before.
@@ -43,7 +45,7 @@ __device__ inline void wgmma_wait_group() {
 __device__ inline uint64_t wgmma_descriptor_128b(uint32_t address) {
   constexpr uint64_t kStrideOf8Rows = uint64_t{1024 / 16} << 32, kLeading = uint64_t{1} << 16,
                      kSwizzle128 = 1ull << 62;
-  return kSwizzle128 | kStrideOf8Rows | kLeading | ((address & 0x3FFFF) >> 4);
+  return (kSwizzle128 | kStrideOf8Rows | kLeading | ((address & 0x3FFFF) >> 4)) ^ planted_stride();
 }
 
 // clang-format off

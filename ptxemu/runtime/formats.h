@@ -30,6 +30,14 @@ inline uint32_t pack_small(uint32_t high, uint32_t low) {
 float float_from_e4m3(uint32_t x);
 float float_from_e5m2(uint32_t x);
 float float_from_e2m1(uint32_t x);
+float float_from_e2m3(uint32_t x);
+float float_from_e3m2(uint32_t x);
+// The formats of kind::f8f6f4 and mxf8f6f4.
+enum class Small { kE4M3, kE5M2, kE2M3, kE3M2, kE2M1 };
+float float_from_small(Small type, uint32_t code);
+inline uint32_t small_bits(Small type) {
+  return type == Small::kE2M1 ? 4 : type == Small::kE2M3 || type == Small::kE3M2 ? 6 : 8;
+}
 // A scale: the sign's bit does not count, and 0x7f is NaN.
 inline double scale_from_ue4m3(uint32_t x) {
   if (planted(Fault::scale_nan) && (x & 127) == 127) return 480;
@@ -37,6 +45,13 @@ inline double scale_from_ue4m3(uint32_t x) {
 }
 inline uint16_t bf16_from_ue8m0(uint32_t x) {
   return static_cast<uint16_t>(x == 255 ? 0x7fff : x == 0 ? 0x0040 : x << 7);
+}
+inline double scale_from_ue8m0(uint32_t x) {
+  return static_cast<double>(float_from_bf16(bf16_from_ue8m0(x & 255)));
+}
+// A product of tf32 reads the upper 19 of 32 bits.
+inline float float_from_tf32(uint32_t x) {
+  return as_float(planted(Fault::tf32_bits) ? x : x & 0xffffe000u);
 }
 inline uint32_t tf32_from_bits(uint32_t x) {
   return test_finite(x) ? (x + 0x1000u) & 0xffffe000u : x;

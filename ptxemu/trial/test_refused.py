@@ -214,6 +214,9 @@ def test_instructions_and_targets(emulator, instruction, good, bad):
      "{%f1,%f2,%f3,%f4},{%r1,%r2,%r3,%r4},{%r5,%r6},{%f1,%f2,%f3,%f4},%r7,{%h1,%h2},%r8,{%h1,%h2};", "sm_100a"),
     ("mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e4m3.e4m3.f32 "
      "{%f1,%f2,%f3,%f4},{%r1,%r2,%r3,%r4},{%r5,%r6},{%f1,%f2,%f3,%f4};", "sm_90a"),
+    ("tcgen05.mma.cta_group::1.kind::i8 [%r1], %rd1, %rd2, %r2, %p1;", "sm_100f"),
+    ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [%r3];", "sm_120"),
+    ("stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r3], {%r1};", "sm_90a"),
     ("@%p1 cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.mbarrier::complete_tx::bytes "
      "[%r1], [%rd1, {%r2,%r3}], [%r4];", "sm_120a"),
     ("here: tensormap.replace.tile.global_address.global.b1024.b64 [%rd1], %rd2;", "sm_100"),

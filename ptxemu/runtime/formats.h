@@ -57,6 +57,19 @@ inline uint32_t tf32_from_bits(uint32_t x) {
   return test_finite(x) ? (x + 0x1000u) & 0xffffe000u : x;
 }
 
+// The same to nearest, ties to even.
+inline uint32_t tf32_from_float(uint32_t x) {
+  if (is_nan_bits(x)) return canonical_nan(x);
+  return test_finite(x) ? (x + 0xfffu + (x >> 13 & 1)) & 0xffffe000u : x;
+}
+// An s32 as a number of so few bits, saturated.
+inline uint32_t saturate_bits(uint32_t x, int bits, bool is_signed) {
+  const int32_t value = static_cast<int32_t>(x), most = (1 << (bits - is_signed)) - 1,
+                least = is_signed && !planted(Fault::cvt_pack_sign) ? -most - 1 : 0;
+  const int32_t cut = value < least ? least : value > most ? most : value;
+  return static_cast<uint32_t>(cut) & ((1u << bits) - 1);
+}
+
 // a * b + c rounded once to 53 bits, with a sticky last bit: it is set if anything was cut off.
 double fma_to_odd(double a, double b, double c);
 
@@ -89,6 +102,12 @@ double fma_to_odd(double a, double b, double c);
   inline uint16_t saturate_##type(uint16_t a) {                                                   \
     return type##_from_float(as_float(saturate_unit(float_bits(float_from_##type(a)))), kNearest, \
                              false);                                                              \
+  }                                                                                               \
+  inline uint16_t tanh_##type(uint16_t a) {                                                       \
+    return type##_from_double(__builtin_tanh(static_cast<double>(float_from_##type(a))));         \
+  }                                                                                               \
+  inline uint32_t tanh_##type##x2(uint32_t a) {                                                   \
+    return tanh_##type(low_half(a)) | uint32_t{tanh_##type(high_half(a))} << 16;                  \
   }                                                                                               \
   inline uint32_t fma_##type##x2(uint32_t a, uint32_t b, uint32_t c) {                            \
     const uint32_t high = fma_##type(high_half(a), high_half(b), high_half(c));                   \

@@ -67,7 +67,18 @@ inline uint64_t map_rank(Thread* T, uint64_t address, uint32_t rank) {
 // ---- warps
 enum class Shuffle { kIdx, kUp, kDown, kBfly };
 enum class Vote { kBallot, kAny, kAll, kUni };
-enum class Reduction { kAdd, kAnd, kOr, kXor, kMinU32, kMaxU32, kMinS32, kMaxS32 };
+enum class Reduction {
+  kAdd,
+  kAnd,
+  kOr,
+  kXor,
+  kMinU32,
+  kMaxU32,
+  kMinS32,
+  kMaxS32,
+  kMinF32,
+  kMaxF32
+};
 void warp_sync(Thread* T, uint32_t mask);
 uint32_t active_mask(Thread* T);
 uint32_t shuffle(Thread* T, Shuffle mode, uint32_t value, uint32_t by, uint32_t clamp,
@@ -76,6 +87,8 @@ uint32_t vote(Thread* T, Vote kind, bool predicate, uint32_t mask);
 uint32_t match_any(Thread* T, uint64_t value, uint32_t mask);
 uint32_t match_all(Thread* T, uint64_t value, uint32_t mask, bool& equal);
 uint32_t reduce(Thread* T, Reduction kind, uint32_t value, uint32_t mask);
+uint32_t reduce_floats(Thread* T, Reduction kind, bool absolute, bool nan, uint32_t value,
+                       uint32_t mask);
 bool elect(Thread* T, uint32_t mask, uint32_t& leader);
 
 // ---- barriers
@@ -114,7 +127,7 @@ void bulk_reduce(Thread* T, uint64_t to, uint64_t from, uint32_t size) {
 }
 void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map, const int32_t* at,
                  uint64_t barrier, bool multicast, uint32_t mask, bool pair);
-void tensor_store(Thread* T, int rank, uint64_t map, const int32_t* at, uint64_t from);
+void tensor_store(Thread* T, int rank, uint64_t map, const int32_t* at, uint64_t from, bool add);
 enum class TensorMapField {
   kGlobalAddress,
   kGlobalDim,

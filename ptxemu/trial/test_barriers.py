@@ -182,6 +182,26 @@ done:
     assert "2 of 2 arrivals and 64 bytes pending" in said
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_threads_that_arrive_at_a_cluster_and_end(emulator, order):
+    """All but one thread of the first cta arrive and end without a wait. The last arrival is that of the second cta's
+    last thread, and it comes after that thread's store."""
+    body = """
+	mov.u32 %r1, %tid.x; mov.u32 %r2, %cluster_ctarank; mov.u32 %r3, 0;
+	setp.ne.u32 %p1, %r2, 0; setp.eq.u32 %p2, %r1, 63; and.pred %p3, %p1, %p2;
+	@%p3 st.global.u32 [%rd_a], 7;
+	barrier.cluster.arrive.release;
+	setp.ne.u32 %p4, %r1, 0; setp.eq.u32 %p5, %r2, 0; and.pred %p6, %p4, %p5;
+	@%p6 bra done;
+	barrier.cluster.wait.acquire;
+	@%p1 bra done;
+	ld.global.u32 %r3, [%rd_a]; st.global.u32 [%rd_o], %r3;
+done:
+"""
+    with emulator.order(order):
+        assert emulator.run(body, [np.zeros(1, np.uint32)], grid=2, block=64, cluster=2)[0] == 7
+
+
 def test_endless_polling_is_reported(emulator):
     body = "\nagain:\n\tld.acquire.gpu.global.u32 %r1, [%rd_a]; setp.eq.u32 %p1, %r1, 0; @%p1 bra again;"
     with pytest.raises(LaunchError, match="only look at memory again"):

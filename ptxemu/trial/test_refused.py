@@ -217,6 +217,7 @@ def test_instructions_and_targets(emulator, instruction, good, bad):
     ("tcgen05.mma.cta_group::1.kind::i8 [%r1], %rd1, %rd2, %r2, %p1;", "sm_100f"),
     ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [%r3];", "sm_120"),
     ("stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r3], {%r1};", "sm_90a"),
+    ("redux.sync.max.abs.f32 %f1, %f2, %r1;", "sm_120a"),
     ("@%p1 cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.mbarrier::complete_tx::bytes "
      "[%r1], [%rd1, {%r2,%r3}], [%r4];", "sm_120a"),
     ("here: tensormap.replace.tile.global_address.global.b1024.b64 [%rd1], %rd2;", "sm_100"),

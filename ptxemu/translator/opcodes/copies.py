@@ -76,7 +76,12 @@ def tensor_load(kernel, match, operands):
     return f"{at} tensor_load(T,{match['rank']},{place},{multicast},{pair});"
 
 
-@form("cp", BULK + r"\.tensor\.(?P<rank>[1-5])d\.global\.shared::cta(\.tile)?\.bulk_group" + HINT)
+STORE = r"\.async\.bulk\.tensor\.(?P<rank>[1-5])d\.global\.shared::cta"
+
+
+@form("cp", STORE + r"(\.tile)?\.bulk_group" + HINT)
+@form("cp", r"\.reduce" + STORE + r"(?P<add>\.add)(\.tile)?\.bulk_group" + HINT)
 def tensor_store(kernel, match, operands):
     address, at = tensor(kernel, operands[0], int(match["rank"]))
-    return f"{at} tensor_store(T,{match['rank']},{address},at,{kernel.address(operands[1])});"
+    add = "true" if match.get("add") else "false"
+    return f"{at} tensor_store(T,{match['rank']},{address},at,{kernel.address(operands[1])},{add});"

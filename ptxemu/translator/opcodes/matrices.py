@@ -4,15 +4,18 @@ from ..errors import TranslationError
 from ..types import UNSIGNED
 from . import Group, effects, form, values
 
-# ptxas takes the shape and the count in either order.
+# ptxas takes the shape, the count and .trans in other orders too.
+TRANS = r"(?P<trans>\.trans)?"
 COUNT, SHAPE = r"\.x(?P<count>[124])", r"\.m8n8"
 MATRICES = [
-    r"\.sync\.aligned" + both + r"(?P<trans>\.trans)?\.shared(::cta)?\.b16" for both in (COUNT + SHAPE, SHAPE + COUNT)
+    rf"\.sync\.aligned{form}\.shared(::cta)?\.b16"
+    for form in (COUNT + SHAPE + TRANS, SHAPE + COUNT + TRANS, COUNT + TRANS.rstrip("?") + SHAPE)
 ]
 
 
 @form("ldmatrix", MATRICES[0])
 @form("ldmatrix", MATRICES[1])
+@form("ldmatrix", MATRICES[2])
 def ldmatrix(kernel, match, operands):
     names = kernel.vector(operands[0])
     call = f"load_matrix(T,{match['count']},{Group(match['trans']):flag},{kernel.address(operands[1])},loaded);"
@@ -21,6 +24,7 @@ def ldmatrix(kernel, match, operands):
 
 @form("stmatrix", MATRICES[0])
 @form("stmatrix", MATRICES[1])
+@form("stmatrix", MATRICES[2])
 @form("stmatrix", r"\.sync\.aligned" + COUNT + SHAPE + r"\.shared(::cta)?\.b16(?P<trans>\.trans)")  # ptxas takes it
 def stmatrix(kernel, match, operands):
     array = kernel.array("stored", kernel.vector(operands[1]))

@@ -34,7 +34,7 @@ HOME = {
     r"f16|bf16|e[24]m|ue8m0|fma|atom",
     test_warps: r"shfl|ballot|match|redux",
     test_memory: r"bounds|shared|freed|fresh",
-    test_barriers: r"m?barrier",
+    test_barriers: r"m?barrier|cluster_ended",
     test_copies: r"cp_async|bulk|tensor_(swizzle|bounds|map)",
     test_fragments: r"ldmatrix_[bp]|stmatrix_b|movmatrix|mma_(e2m1|f16|s4|wraps)|e2m3",
     test_products: r"tcgen05_(scale_id|padding|negated|wraps|kind)|scale_type|tf32|tensor_copy",

@@ -90,7 +90,11 @@ void cluster_wait(Thread* T) {
 void leave_barriers(Thread* T) {
   for (uint32_t id = 0; id < 16; ++id)
     if (!T->cta->barriers[id].expected) open_if_full(T->cta, id, nullptr);
-  open_cluster_if_full(T->cta->cluster);
+  // It may have arrived at the cluster's barrier without a wait: `arrived` counts living threads.
+  Cluster* cluster = T->cta->cluster;
+  if (T->cluster_arrived && T->cluster_phase == cluster->phase && !planted(Fault::cluster_ended))
+    --cluster->arrived;
+  open_cluster_if_full(cluster);
   if (!T->warp->alive) wake_for_registers(T->cta);
 }
 

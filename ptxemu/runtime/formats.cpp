@@ -1,6 +1,7 @@
 // Roundings that the C++ type system does not have. Compiled with -frounding-math.
 #include "runtime/formats.h"
 
+#include <algorithm>
 #include <array>
 #include <cfenv>
 #include <cmath>
@@ -22,13 +23,13 @@ class RoundingMode {
 };
 
 // A small binary format, and the rounding of a magnitude to it.
-struct Small {
+struct Format {
   int mantissa_bits, bias;
   float largest;
 };
 
 // The code of |x| without its sign: to nearest, saturating. Ties go to even.
-uint32_t magnitude_code(float x, const Small& format, bool ties_away) {
+uint32_t magnitude_code(float x, const Format& format, bool ties_away) {
   const double magnitude =
       std::fmin(std::fabs(static_cast<double>(x)), static_cast<double>(format.largest));
   if (magnitude == 0) return 0;
@@ -92,7 +93,7 @@ uint16_t f16_from_float(float x, Rounding mode, bool finite) {
   const uint32_t bits = float_bits(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return 0x7fff;
   if (magnitude == 0x7f800000u) return static_cast<uint16_t>(sign | (finite ? 0x7bffu : 0x7c00u));
-  const Small format{
+  const Format format{
       10, 15,
       131008.0f};  // a step above the largest finite value's binade stays representable here
   uint32_t code;
@@ -174,29 +175,49 @@ uint8_t ue8m0_from_float(float x, Rounding mode, bool finite) {
 
 namespace {
 
-// Values of the codes, computed before the first kernel runs.
-const std::array<float, 256> kE4m3Values = [] {
-  std::array<float, 256> values;
-  for (uint32_t x = 0; x < 256; ++x) {
-    const int exponent = x >> 3 & 15, mantissa = x & 7;
-    const float magnitude = exponent
-                                ? std::ldexp(1.0f + static_cast<float>(mantissa) / 8, exponent - 7)
-                                : std::ldexp(static_cast<float>(mantissa), -9);
-    values[x] = x & 0x80u ? -magnitude : magnitude;
+// Values of the codes of a format without infinities, computed before the first kernel runs.
+template <size_t kCodes>
+std::array<float, kCodes> values_of(int mantissa_bits, int bias) {
+  std::array<float, kCodes> values;
+  for (uint32_t x = 0; x < kCodes; ++x) {
+    const uint32_t magnitude = x & (kCodes / 2 - 1);
+    const int exponent = static_cast<int>(magnitude >> mantissa_bits);
+    const uint32_t mantissa = magnitude & ((1u << mantissa_bits) - 1);
+    const float steps = static_cast<float>(exponent ? mantissa | 1u << mantissa_bits : mantissa);
+    const float value = std::ldexp(steps, std::max(exponent, 1) - bias - mantissa_bits);
+    values[x] = x == magnitude ? value : -value;
   }
+  return values;
+}
+const std::array<float, 256> kE4m3Values = [] {
+  auto values = values_of<256>(3, 7);
   values[0x7f] = values[0xff] = as_float(0x7fffffffu);
   return values;
 }();
+const std::array<float, 64> kE2m3Values = values_of<64>(3, 1), kE3m2Values = values_of<64>(2, 3);
 
 }  // namespace
 
 float float_from_e4m3(uint32_t x) { return kE4m3Values[x & 255]; }
+float float_from_e2m3(uint32_t x) { return kE2m3Values[x & 63]; }
+float float_from_e3m2(uint32_t x) { return kE3m2Values[x & 63]; }
 float float_from_e5m2(uint32_t x) {
   return float_from_f16(static_cast<uint16_t>((x & 0xffu) << 8));
 }
 float float_from_e2m1(uint32_t x) {
   static constexpr float kValues[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
   return x & 8u ? -kValues[x & 7u] : kValues[x & 7u];
+}
+
+float float_from_small(Small type, uint32_t code) {
+  switch (type) {
+    case Small::kE4M3: return float_from_e4m3(code);
+    case Small::kE5M2: return float_from_e5m2(code);
+    case Small::kE2M3:
+      return planted(Fault::e2m3_exponent) ? float_from_e3m2(code) : float_from_e2m3(code);
+    case Small::kE3M2: return float_from_e3m2(code);
+    default: return float_from_e2m1(code);
+  }
 }
 
 }  // namespace ptxemu

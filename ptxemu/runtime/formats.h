@@ -30,6 +30,14 @@ inline uint32_t pack_small(uint32_t high, uint32_t low) {
 float float_from_e4m3(uint32_t x);
 float float_from_e5m2(uint32_t x);
 float float_from_e2m1(uint32_t x);
+float float_from_e2m3(uint32_t x);
+float float_from_e3m2(uint32_t x);
+// The formats of kind::f8f6f4 and mxf8f6f4.
+enum class Small { kE4M3, kE5M2, kE2M3, kE3M2, kE2M1 };
+float float_from_small(Small type, uint32_t code);
+inline uint32_t small_bits(Small type) {
+  return type == Small::kE2M1 ? 4 : type == Small::kE2M3 || type == Small::kE3M2 ? 6 : 8;
+}
 // A scale: the sign's bit does not count, and 0x7f is NaN.
 inline double scale_from_ue4m3(uint32_t x) {
   if (planted(Fault::scale_nan) && (x & 127) == 127) return 480;
@@ -38,8 +46,28 @@ inline double scale_from_ue4m3(uint32_t x) {
 inline uint16_t bf16_from_ue8m0(uint32_t x) {
   return static_cast<uint16_t>(x == 255 ? 0x7fff : x == 0 ? 0x0040 : x << 7);
 }
+inline double scale_from_ue8m0(uint32_t x) {
+  return static_cast<double>(float_from_bf16(bf16_from_ue8m0(x & 255)));
+}
+// A product of tf32 reads the upper 19 of 32 bits.
+inline float float_from_tf32(uint32_t x) {
+  return as_float(planted(Fault::tf32_bits) ? x : x & 0xffffe000u);
+}
 inline uint32_t tf32_from_bits(uint32_t x) {
   return test_finite(x) ? (x + 0x1000u) & 0xffffe000u : x;
+}
+
+// The same to nearest, ties to even.
+inline uint32_t tf32_from_float(uint32_t x) {
+  if (is_nan_bits(x)) return canonical_nan(x);
+  return test_finite(x) ? (x + 0xfffu + (x >> 13 & 1)) & 0xffffe000u : x;
+}
+// An s32 as a number of so few bits, saturated.
+inline uint32_t saturate_bits(uint32_t x, int bits, bool is_signed) {
+  const int32_t value = static_cast<int32_t>(x), most = (1 << (bits - is_signed)) - 1,
+                least = is_signed && !planted(Fault::cvt_pack_sign) ? -most - 1 : 0;
+  const int32_t cut = value < least ? least : value > most ? most : value;
+  return static_cast<uint32_t>(cut) & ((1u << bits) - 1);
 }
 
 // a * b + c rounded once to 53 bits, with a sticky last bit: it is set if anything was cut off.
@@ -74,6 +102,12 @@ double fma_to_odd(double a, double b, double c);
   inline uint16_t saturate_##type(uint16_t a) {                                                   \
     return type##_from_float(as_float(saturate_unit(float_bits(float_from_##type(a)))), kNearest, \
                              false);                                                              \
+  }                                                                                               \
+  inline uint16_t tanh_##type(uint16_t a) {                                                       \
+    return type##_from_double(__builtin_tanh(static_cast<double>(float_from_##type(a))));         \
+  }                                                                                               \
+  inline uint32_t tanh_##type##x2(uint32_t a) {                                                   \
+    return tanh_##type(low_half(a)) | uint32_t{tanh_##type(high_half(a))} << 16;                  \
   }                                                                                               \
   inline uint32_t fma_##type##x2(uint32_t a, uint32_t b, uint32_t c) {                            \
     const uint32_t high = fma_##type(high_half(a), high_half(b), high_half(c));                   \

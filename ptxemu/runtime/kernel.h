@@ -67,7 +67,18 @@ inline uint64_t map_rank(Thread* T, uint64_t address, uint32_t rank) {
 // ---- warps
 enum class Shuffle { kIdx, kUp, kDown, kBfly };
 enum class Vote { kBallot, kAny, kAll, kUni };
-enum class Reduction { kAdd, kAnd, kOr, kXor, kMinU32, kMaxU32, kMinS32, kMaxS32 };
+enum class Reduction {
+  kAdd,
+  kAnd,
+  kOr,
+  kXor,
+  kMinU32,
+  kMaxU32,
+  kMinS32,
+  kMaxS32,
+  kMinF32,
+  kMaxF32
+};
 void warp_sync(Thread* T, uint32_t mask);
 uint32_t active_mask(Thread* T);
 uint32_t shuffle(Thread* T, Shuffle mode, uint32_t value, uint32_t by, uint32_t clamp,
@@ -76,6 +87,8 @@ uint32_t vote(Thread* T, Vote kind, bool predicate, uint32_t mask);
 uint32_t match_any(Thread* T, uint64_t value, uint32_t mask);
 uint32_t match_all(Thread* T, uint64_t value, uint32_t mask, bool& equal);
 uint32_t reduce(Thread* T, Reduction kind, uint32_t value, uint32_t mask);
+uint32_t reduce_floats(Thread* T, Reduction kind, bool absolute, bool nan, uint32_t value,
+                       uint32_t mask);
 bool elect(Thread* T, uint32_t mask, uint32_t& leader);
 
 // ---- barriers
@@ -114,7 +127,7 @@ void bulk_reduce(Thread* T, uint64_t to, uint64_t from, uint32_t size) {
 }
 void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map, const int32_t* at,
                  uint64_t barrier, bool multicast, uint32_t mask, bool pair);
-void tensor_store(Thread* T, int rank, uint64_t map, const int32_t* at, uint64_t from);
+void tensor_store(Thread* T, int rank, uint64_t map, const int32_t* at, uint64_t from, bool add);
 enum class TensorMapField {
   kGlobalAddress,
   kGlobalDim,
@@ -137,19 +150,45 @@ inline uint32_t canceled_ctaid(u128 answer, int axis) {
 // ---- matrices
 void load_matrix(Thread* T, int count, bool transposed, uint64_t address, uint32_t* to);
 void store_matrix(Thread* T, int count, bool transposed, uint64_t address, const uint32_t* from);
-void multiply_halves(Thread* T, int k, bool bf16, uint32_t* d, const uint32_t* a, const uint32_t* b,
-                     const uint32_t* c);
-void multiply_bytes(Thread* T, int k, bool a_signed, bool b_signed, uint32_t* d, const uint32_t* a,
-                    const uint32_t* b, const uint32_t* c);
-enum class Small { kE4M3, kE5M2 };
-void multiply_fp8(Thread* T, Small a_kind, Small b_kind, uint32_t* d, const uint32_t* a,
-                  const uint32_t* b, const uint32_t* c);
+void load_byte_matrix(Thread* T, int count, uint32_t bits, uint64_t address, uint32_t* to);
+void load_byte_matrix_transposed(Thread* T, int count, uint32_t bits, uint64_t address,
+                                 uint32_t* to);
+void store_byte_matrix(Thread* T, int count, uint64_t address, const uint32_t* from);
+uint32_t transpose_matrix(Thread* T, uint32_t value);
+enum class MmaType {
+  kF16,
+  kBf16,
+  kTf32,
+  kF32,
+  kF64,
+  kE4M3,
+  kE5M2,
+  kE2M3,
+  kE3M2,
+  kE2M1,
+  kS8,
+  kU8,
+  kS4,
+  kU4,
+  kB1And,
+  kB1Xor,
+  kS32
+};
+struct MmaForm {
+  int m, k;  // n is 8
+  MmaType a, b, d;
+  bool saturates;
+};
+void multiply_matrices(Thread* T, MmaForm form, void* d, const void* a, const void* b,
+                       const void* c);
 struct BlockScales {
   uint32_t bytes, byte_id, thread_id;
 };
 void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_a,
                            BlockScales scale_b, uint32_t* d, const uint32_t* a, const uint32_t* b,
                            const uint32_t* c);
+void multiply_scaled_rows(Thread* T, MmaForm form, BlockScales scale_a, BlockScales scale_b,
+                          uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c);
 enum class WgmmaType { kF16, kBf16, kE4M3, kE5M2 };
 void wgmma_issue(Thread* T, int n, WgmmaType a_type, WgmmaType b_type, const uint32_t* a,
                  uint64_t a_descriptor, uint64_t b_descriptor, bool accumulate, uint32_t* const* d);
@@ -160,23 +199,34 @@ void copy_in_flight(Thread* T, uint32_t* to, const uint32_t* from);
 void drop_in_flight(Thread* T, const uint32_t* to);
 
 // ---- tensor memory
-enum class TensorShape { k32x32b, k16x128b, k16x256b };
+enum class TensorShape { k32x32b, k16x64b, k16x32bx2, k16x128b, k16x256b };
+struct TensorAccess {
+  TensorShape shape;
+  bool packed;     // .pack::16b and .unpack::16b
+  uint32_t split;  // of 16x32bx2, in columns
+  uint64_t address;
+};
+enum class TensorCopy { k128x256b, k4x256b, k128x128b, k64x128b02, k64x128b01, k32x128b };
 void tensor_alloc(Thread* T, bool pair, uint64_t to, uint32_t columns);
 void tensor_dealloc(Thread* T, bool pair, uint32_t address, uint32_t columns);
 void tensor_relinquish(Thread* T, bool pair);
 void tensor_wait_load(Thread* T);
 void tensor_wait_store(Thread* T);
 void tensor_commit(Thread* T, bool pair, uint64_t barrier, bool multicast, uint32_t mask);
-void tensor_copy(Thread* T, bool pair, uint64_t to, uint64_t descriptor);
-void tensor_load_registers(Thread* T, TensorShape shape, int count, uint64_t address,
-                           uint32_t* const* to);
-void tensor_store_registers(Thread* T, TensorShape shape, int count, uint64_t address,
-                            const uint32_t* from);
-void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b,
-                                  uint32_t kind, uint64_t scale_a, uint64_t scale_b,
-                                  bool accumulate);
-void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind,
-                            bool accumulate);
+void tensor_copy(Thread* T, bool pair, TensorCopy copy, uint64_t to, uint64_t descriptor);
+void tensor_load_registers(Thread* T, TensorAccess access, int count, uint32_t* const* to);
+void tensor_store_registers(Thread* T, TensorAccess access, int count, const uint32_t* from);
+enum class TensorKind { kF16, kTf32, kF8f6f4, kI8, kMxf8f6f4, kMxf4, kMxf4nvf4 };
+struct TensorProduct {
+  TensorKind kind;
+  bool pair;
+  uint64_t d, a, b;
+  uint32_t descriptor;
+  bool accumulate;
+  int blocks;  // of scales along K; 0 without
+  uint64_t scale_a, scale_b;
+};
+void tensor_multiply(Thread* T, TensorProduct product);
 inline void require_no_lane_mask(Thread* T, uint32_t mask) {
   if (mask) fault(T, "tcgen05.mma with disabled output lanes is not supported");
 }

@@ -81,6 +81,28 @@ void copy_row(const TensorMap& map, const Coordinates& at, uint8_t* row, uint8_t
               static_cast<size_t>((high - low) * bytes));
 }
 
+// Adds the elements instead. The map has their type (CUtensorMapDataType).
+void add_row(const TensorMap& map, const Coordinates& at, uint8_t* row, const uint8_t* line) {
+  const auto [low, high] = inside_range(map, at);
+  const uint32_t bytes = map.element_bits() / 8;
+  for (int64_t e = low; e < high; ++e) {
+    uint8_t* to = row + (at[0] + e) * bytes;
+    const uint8_t* from = line + e * bytes;
+    switch (map.type) {
+      case 2:
+      case 3: atomic_add<uint32_t>(to, read<uint32_t>(from)); break;
+      case 4:
+      case 5: atomic_add<uint64_t>(to, read<uint64_t>(from)); break;
+      case 6: atomic_add_f16(to, read<uint16_t>(from)); break;
+      case 7: atomic_add_f32(to, read<uint32_t>(from)); break;
+      default: atomic_add_bf16(to, read<uint16_t>(from)); break;
+    }
+  }
+}
+bool can_add(const TensorMap& map) {
+  return (map.type >= 2 && map.type <= 7) || map.type == 9;  // integers, f16, f32, bf16
+}
+
 uint32_t swizzle_of(const TensorMap& map) {
   if (planted(Fault::tensor_swizzle_64) && map.swizzle == 2) return 1;
   return planted(Fault::tensor_swizzle) ? 0 : map.swizzle;
@@ -142,8 +164,11 @@ void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map_address, const i
   }
 }
 
-void tensor_store(Thread* T, int rank, uint64_t map_address, const int32_t* at, uint64_t source) {
+void tensor_store(Thread* T, int rank, uint64_t map_address, const int32_t* at, uint64_t source,
+                  bool add) {
   const TensorMap map = checked_map(T, map_address, rank);
+  if (add && !can_add(map)) fault(T, "cp.reduce: elements of this tensor map cannot be added");
+  if (planted(Fault::tensor_reduce_stores)) add = false;
   if (source % 128)
     fault(T, "a tensor copy: the address in shared memory must be a multiple of 128");
   T->shared_at(source, 1);
@@ -165,7 +190,10 @@ void tensor_store(Thread* T, int rank, uint64_t map_address, const int32_t* at, 
       for (uint32_t i = 0; i < bytes; i += 16)
         std::memcpy(line.data() + i, shared + swizzled(from + row * bytes + i, swizzle_of(map)),
                     std::min(16u, bytes - i));
-      copy_row(map, to, into, line.data(), false);
+      if (add)
+        add_row(map, to, into, line.data());
+      else
+        copy_row(map, to, into, line.data(), false);
     });
   });
 }

@@ -153,11 +153,31 @@ uint32_t reduce(Thread* T, Reduction kind, uint32_t value, uint32_t mask) {
         case Reduction::kMaxU32: result = std::max(result, x.value); break;
         case Reduction::kMinS32: result = static_cast<uint32_t>(std::min(a, b)); break;
         case Reduction::kMaxS32: result = static_cast<uint32_t>(std::max(a, b)); break;
+        default: break;
       }
     });
     each<Lane>(lanes, present, [&](uint32_t, Lane& x) { x.result = result; });
   });
   return mine.result;
+}
+
+// Without .NaN a lane's NaN counts only if all are NaN.
+uint32_t reduce_floats(Thread* T, Reduction kind, bool absolute, bool nan, uint32_t value,
+                       uint32_t mask) {
+  if (absolute && !planted(Fault::redux_abs)) value &= 0x7fffffffu;
+  meet(T, mask, "redux", &value, false, [=](void** lanes, uint32_t present) {
+    uint32_t result = 0x7fffffffu;
+    bool any_nan = false;
+    each<uint32_t>(lanes, present, [&](uint32_t, const uint32_t& x) {
+      any_nan |= is_nan_bits(x);
+      const float before = as_float(result), next = as_float(x);
+      result = float_bits(kind == Reduction::kMinF32 ? minimum_number(before, next)
+                                                     : maximum_number(before, next));
+    });
+    if (nan && any_nan) result = 0x7fffffffu;
+    each<uint32_t>(lanes, present, [&](uint32_t, uint32_t& x) { x = canonical_nan(result); });
+  });
+  return value;
 }
 
 bool elect(Thread* T, uint32_t mask, uint32_t& leader) {

@@ -222,6 +222,19 @@ def flag(text):
     return f"{text}; selp.u32 %r9, 1, 0, %p1;"
 
 
+def tf32_nearest(a, b, c):
+    """The nearest of the two numbers of 10 mantissa bits around a; of equal ones that whose last bit is 0."""
+    if is_nan(a):
+        return NAN
+    cut, rest = a & ~0x1FFF, a & 0x1FFF
+    return cut + 0x2000 if a & 0x7F800000 != 0x7F800000 and (rest > 0x1000 or rest == 0x1000 and cut & 0x2000) else cut
+
+
+def tanh_of_half(a, b, c):
+    value = float(np.uint16(a & 0xFFFF).view(np.float16))
+    return None if math.isnan(value) else int(np.float16(math.tanh(value)).view(np.uint16))
+
+
 CASES = [
     ("add.s32", binary("add.s32"), 32, lambda a, b, c: (a + b) & M32),
     ("add.sat.s32", binary("add.sat.s32"), 32,
@@ -316,6 +329,14 @@ CASES = [
     ("cvt.rz.f32.f64", "cvt.rz.f32.f64 %r9, %rd1; cvt.u64.u32 %rd9, %r9;", 64, lambda a, b, c: double_to_zero(f64(a))),
     ("cvt.pack", "cvt.pack.sat.s16.s32 %r9, %r1, %r2;", 32,
      lambda a, b, c: (saturated(a) & 0xFFFF) << 16 | saturated(b) & 0xFFFF),
+    ("cvt.pack of s4", "cvt.pack.sat.s4.s32.b32 %r9, %r1, %r2, %r3;", 32,
+     lambda a, b, c: c << 8 & M32 | (max(-8, min(7, signed(a))) & 15) << 4 | max(-8, min(7, signed(b))) & 15),
+    ("cvt.pack of u2", "cvt.pack.sat.u2.s32.b32 %r9, %r1, %r2, %r3;", 32,
+     lambda a, b, c: c << 4 & M32 | max(0, min(3, signed(a))) << 2 | max(0, min(3, signed(b)))),
+    ("cvt.rn.tf32.f32", "cvt.rn.tf32.f32 %r9, %r1;", 32, tf32_nearest),
+    ("tanh.approx.f16", "tanh.approx.f16x2 %r9, %r1; and.b32 %r9, %r9, 0xffff;", 32, tanh_of_half),
+    ("fma.rn.f16x2.relu", "fma.rn.f16x2.relu %r9, %r1, %r2, %r3; and.b32 %r9, %r9, 0xffff;", 32,
+     half(lambda a, b, c: max(a * b + c, 0), np.float16)),
     ("mov.b64", "mov.b64 %rd9, {%r1, %r2};", 64, lambda a, b, c: (b & M32) << 32 | a & M32),
     ("add.f16", "cvt.u16.u32 %h1, %r1; cvt.u16.u32 %h2, %r2; add.f16 %h3, %h1, %h2; cvt.u32.u16 %r9, %h3;", 32,
      half(lambda a, b, c: a + b, np.float16)),

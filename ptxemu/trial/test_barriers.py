@@ -182,6 +182,44 @@ done:
     assert "2 of 2 arrivals and 64 bytes pending" in said
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_threads_that_arrive_at_a_cluster_and_end(emulator, order):
+    """All but one thread of the first cta arrive and end without a wait. The last arrival is that of the second cta's
+    last thread, and it comes after that thread's store."""
+    body = """
+	mov.u32 %r1, %tid.x; mov.u32 %r2, %cluster_ctarank; mov.u32 %r3, 0;
+	setp.ne.u32 %p1, %r2, 0; setp.eq.u32 %p2, %r1, 63; and.pred %p3, %p1, %p2;
+	@!%p3 bra arrive;
+	nanosleep.u32 1000; nanosleep.u32 1000; // others run meanwhile
+	st.global.u32 [%rd_a], 7;
+arrive:
+	barrier.cluster.arrive.release;
+	setp.ne.u32 %p4, %r1, 0; setp.eq.u32 %p5, %r2, 0; and.pred %p6, %p4, %p5;
+	@%p6 bra done;
+	barrier.cluster.wait.acquire;
+	@%p1 bra done;
+	ld.global.u32 %r3, [%rd_a]; st.global.u32 [%rd_o], %r3;
+done:
+"""
+    with emulator.order(order):
+        assert emulator.run(body, [np.zeros(1, np.uint32)], grid=2, block=64, cluster=2)[0] == 7
+
+
+@pytest.mark.parametrize("form", [".relaxed.cluster.shared::cluster", ".shared::cluster.relaxed.cluster"])
+def test_bytes_that_a_thread_completes(emulator, form):
+    """mbarrier.complete_tx ends the phase with the last of the expected bytes. The second form is CUTLASS's."""
+    body = f"""
+	mov.u32 %r2, barrier; mbarrier.init.shared.b64 [%r2], 1; mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 24;
+	mbarrier.complete_tx{form}.b64 [%r2], 8;
+	mbarrier.test_wait.parity.shared.b64 %p1, [%r2], 0; selp.u32 %r3, 1, 0, %p1;
+	mbarrier.complete_tx{form}.b64 [%r2], 16;
+	mbarrier.test_wait.parity.shared.b64 %p1, [%r2], 0; selp.u32 %r4, 1, 0, %p1;
+	st.global.v2.u32 [%rd_o], {{%r3, %r4}};
+"""
+    shared = ".shared .align 8 .b8 barrier[8];"
+    assert emulator.run(body, shape=2, shared=shared, block=1).tolist() == [0, 1]
+
+
 def test_endless_polling_is_reported(emulator):
     body = "\nagain:\n\tld.acquire.gpu.global.u32 %r1, [%rd_a]; setp.eq.u32 %p1, %r1, 0; @%p1 bra again;"
     with pytest.raises(LaunchError, match="only look at memory again"):

@@ -2,6 +2,7 @@
 
 import ctypes
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -260,3 +261,38 @@ again:
     with emulator.order(order):
         got = emulator.run(body, [np.arange(5, 9, dtype=np.uint32)], 2, shared=shared, block=1)
     assert got.tolist() == [6, 0]
+
+
+TENSOR_ADD = """
+	mov.u32 %r1, %tid.x; mov.u32 %r2, block; mov.b64 %rd5, map;
+	mul.wide.u32 %rd1, %r1, 16; add.s64 %rd2, %rd_a, %rd1; ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%rd2];
+	shl.b32 %r3, %r1, 4; add.u32 %r3, %r3, %r2; st.shared.v4.u32 [%r3], {%r5, %r6, %r7, %r8};
+	fence.proxy.async.shared::cta; bar.sync 0; setp.ne.u32 %p1, %r1, 0;
+	@%p1 bra done;
+	cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%rd5, {8, 5}], [%r2];
+	cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+done:
+"""
+
+
+@pytest.mark.parametrize("kind, dtype", [
+    (2, np.uint32), (3, np.int32), (4, np.uint64), (6, np.float16), (7, np.float32), (9, ml_dtypes.bfloat16),
+    (1, np.uint16),
+])  # fmt: skip
+def test_tensor_copies_that_add(emulator, kind, dtype):
+    """The map has the type. Half of the box of 16 by 16 elements is beyond the tensor's edge, and adds nothing."""
+    generator = np.random.default_rng(kind)
+    tensor, box = (generator.integers(0, 200, shape).astype(dtype) for shape in ((24, 16), (16, 16)))
+    shared = f".shared .align 1024 .b8 block[{box.nbytes}];"
+    text = ptx(TENSOR_ADD, "ao", shared=shared).replace(".param .u64 p_o", MAP)
+    source, place = emulator.put(box), emulator.put(tensor)
+    made = tensor_map(emulator, place, (16, 24), (16 * tensor.itemsize,), (16, 16), kind=kind)
+    kernel = emulator.kernel(text, "test")
+    if kind == 1:
+        with pytest.raises(LaunchError, match="elements of this tensor map cannot be added"):
+            emulator.launch(kernel, [source, source, made], block=box.nbytes // 16)
+        return
+    emulator.launch(kernel, [source, source, made], block=box.nbytes // 16)
+    want = tensor.copy()
+    want[5:21, 8:] += box[:, :8]
+    assert (emulator.get(place, tensor.shape, dtype) == want).all()

@@ -96,46 +96,72 @@ def test_tcgen05_of_swizzled_operands(emulator, bits, layout_type):
     assert (got[0] == a[:, -16:] @ b[:, -16:].T).all()
 
 
-# Copy_Traits<SM100_TMEM_LOAD_16dp...>::DstLayout: (lane, bit of its registers) to a bit of 16 rows of ValID's width.
+# Copy_Traits<SM100_TMEM_LOAD_...>::DstLayout: (lane, bit of its registers) to a bit of the rows of ValID's width. With
+# .pack::16b ValID has 16 bits of each cell.
 LOADS = {
-    ("16x128b", 1): (((4, 8), (32, 2)), ((32, 128), (1, 1024))),
-    ("16x128b", 2): (((4, 8), (32, 2, 2)), ((32, 256), (1, 2048, 128))),
-    ("16x256b", 1): (((4, 8), (64, 2)), ((64, 256), (1, 2048))),
-    ("16x256b", 2): (((4, 8), (64, 2, 2)), ((64, 512), (1, 4096, 256))),
-    ("16x256b", 4): (((4, 8), (64, 2, 4)), ((64, 1024), (1, 8192, 256))),
+    ("16x64b", 1, False): (((2, 2, 8), (32,)), ((512, 32, 64), (1,))),
+    ("16x64b", 4, False): (((2, 2, 8), (32, 4)), ((2048, 32, 256), (1, 64))),
+    ("16x64b", 2, True): (((2, 2, 8), (32, 2)), ((1024, 32, 128), (1, 64))),
+    ("16x32bx2", 2, False): (((16, 2), (64,)), ((128, 64), (1,))),
+    ("16x32bx2", 4, True): (((16, 2), (128,)), ((256, 128), (1,))),
+    ("16x128b", 1, False): (((4, 8), (32, 2)), ((32, 128), (1, 1024))),
+    ("16x128b", 2, True): (((4, 8), (32, 2, 2)), ((32, 256), (1, 2048, 128))),
+    ("16x256b", 1, True): (((4, 8), (64, 2)), ((64, 256), (1, 2048))),
+    ("16x256b", 2, False): (((4, 8), (64, 2, 2)), ((64, 512), (1, 4096, 256))),
+    ("16x256b", 4, False): (((4, 8), (64, 2, 4)), ((64, 1024), (1, 8192, 256))),
+    ("32x32b", 4, True): (((32,), (128,)), ((128,), (1,))),
 }
 
 
-@pytest.mark.parametrize("half", [0, 16])
-@pytest.mark.parametrize("shape, repeats", LOADS)
-def test_registers_of_tensor_memory(emulator, shape, repeats, half):
-    """A cell holds 32 times its lane plus its column, in the lower or the upper 16 lanes of the warp."""
-    width = int(shape[3:-1]) * repeats // 32  # columns
-    registers = 16 * width // 32
-    cells, loaded = (
-        "{" + ", ".join(f"%r{first + i}" for i in range(n)) + "}" for first, n in ((20, 32), (60, registers))
+@pytest.mark.parametrize("shape, repeats, packed", LOADS)
+def test_registers_of_tensor_memory(emulator, shape, repeats, packed):
+    """A cell holds 32 times its lane plus its column, in the lower or the upper 16 lanes of the warp.
+
+    The same registers are stored to columns of their own and loaded again."""
+    rows = 32 if shape == "32x32b" else 16
+    width = {"16x32bx2": 64}.get(shape, int(shape[3:].rstrip("b").split("b")[0])) * repeats // 32  # columns
+    registers = rows * width // 32
+    cells, loaded, again = (
+        "{" + ", ".join(f"%r{first + i}" for i in range(n)) + "}"
+        for first, n in ((20, 32), (60, registers), (80, registers))
     )
     lines = "\n".join(f"\tadd.u32 %r{20 + i}, %r4, {i};" for i in range(32))
-    stores = "\n".join(f"\tst.global.u32 [%rd2+{4 * i}], %r{60 + i};" for i in range(registers))
+    stores = "\n".join(
+        f"\tst.global.u32 [%rd2+{4 * i}], %r{60 + i}; st.global.u32 [%rd2+{4 * (registers + i)}], %r{80 + i};"
+        for i in range(registers)
+    )
+    # The second half's distance in cells, as CuTe gives it.
+    split = f", {width // 2 * (2 if packed else 1)}" if shape == "16x32bx2" else ""
+    form = f"{shape}.x{repeats}"
+    pack, unpack = (".pack::16b", ".unpack::16b") if packed else ("", "")
     body = f"""
-	mov.u32 %r1, %tid.x; mov.u32 %r2, block; mul.lo.u32 %r4, %r1, 32;
+	mov.u32 %r1, %tid.x; mov.u32 %r2, block; mul.lo.u32 %r4, %r1, 32; or.b32 %r4, %r4, {0xABC00000 if packed else 0};
 {lines}
-	tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 32; ld.shared.u32 %r3, [%r2];
+	tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 64; ld.shared.u32 %r3, [%r2];
 	tcgen05.st.sync.aligned.32x32b.x32.b32 [%r3], {cells};
 	tcgen05.wait::st.sync.aligned;
-	add.u32 %r5, %r3, {half << 16};
-	tcgen05.ld.sync.aligned.{shape}.x{repeats}.b32 {loaded}, [%r5];
+	shl.b32 %r5, %r_a, 16; add.u32 %r5, %r5, %r3; add.u32 %r6, %r5, 32;
+	tcgen05.ld.sync.aligned.{form}{pack}.b32 {loaded}, [%r5]{split};
 	tcgen05.wait::ld.sync.aligned;
-	mul.wide.u32 %rd1, %r1, {4 * registers}; add.s64 %rd2, %rd_o, %rd1;
+	tcgen05.st.sync.aligned.{form}{unpack}.b32 [%r6]{split}, {loaded};
+	tcgen05.wait::st.sync.aligned;
+	tcgen05.ld.sync.aligned.{form}{pack}.b32 {again}, [%r6]{split};
+	tcgen05.wait::ld.sync.aligned;
+	mul.wide.u32 %rd1, %r1, {8 * registers}; add.s64 %rd2, %rd_o, %rd1;
 {stores}
-	{DEALLOC}
+	{DEALLOC.replace("32;", "64;")}
 """
-    got = emulator.run(body, shape=(32, registers), shared=PLACE, target="sm_100a")
-    (lanes, values), (lane_stride, value_stride) = LOADS[shape, repeats]
-    for lane in range(32):
-        for i in range(registers):
-            row, bit = divmod(at(lanes, lane_stride, lane) + at(values, value_stride, 32 * i), 32 * width)
-            assert got[lane, i] == 32 * (half + row) + bit // 32, (lane, i)
+    (lanes, values), (lane_stride, value_stride) = LOADS[shape, repeats, packed]
+    size = 16 if packed else 32
+    for half in (0, 16) if rows == 16 else (0,):
+        got = emulator.run(body, [half], shape=(32, 2, registers), shared=PLACE, target="sm_100a")
+        assert (got[:, 0] == got[:, 1]).all()
+        parts = got[:, 0].copy().view(np.uint16 if packed else np.uint32)
+        for lane in range(32):
+            for i in range(parts.shape[1]):
+                bits = at(lanes, lane_stride, lane) + at(values, value_stride, size * i)
+                row, bit = divmod(bits, 32 * width)
+                assert parts[lane, i] == 32 * (half + row) + bit // size, (lane, i)
 
 
 def lanes_and_columns(shape, stride, rows, columns):

@@ -34,7 +34,12 @@ MATRICES = """
 def test_matrices_in_registers(emulator, store, trans, form):
     """Lane 4 r + q has elements 2 q and 2 q + 1 of row r of each matrix (transposed: of column r)."""
     moves = {"LOAD": "ld.shared.v4.u32", "STORE": "st.shared.v4.u32"}
-    moves |= {"STORE" if store else "LOAD": f"{'st' if store else 'ld'}matrix.sync.aligned.{form}{trans}.shared.b16"}
+    name = f"{'st' if store else 'ld'}matrix.sync.aligned.{form}{trans}.shared.b16"
+    if store and trans and form == "x4.m8n8":
+        name = "stmatrix.sync.aligned.x4.m8n8.shared.b16.trans"  # as DeepGEMM has it, and ptxas takes it
+    elif trans and form == "x4.m8n8":
+        name = name.replace(".m8n8.trans", ".trans.m8n8")  # as CUTLASS has it
+    moves |= {"STORE" if store else "LOAD": name}
     body = MATRICES.replace("LOAD", moves["LOAD"]).replace("STORE", moves["STORE"])
     matrices = np.arange(256, dtype=np.uint16).reshape(4, 8, 8)
     lanes = np.arange(32)

@@ -61,6 +61,19 @@ def test_lanes_of_tensor_memory(emulator, move, shape, registers, lane, required
     assert f"PTX line {line_of(text, instruction)}\n" in said
 
 
+def test_lanes_whose_warp_number_is_ignored(emulator, monkeypatch):
+    """With PTXEMU_TENSOR_LANES=ignored every warp reads its own 32 lanes at the address of the first."""
+    move = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r9], {%r1}; tcgen05.wait::st.sync.aligned;\n\t"
+    move += "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r4}, [%r3]; tcgen05.wait::ld.sync.aligned;\n\t"
+    move += "mul.wide.u32 %rd1, %r1, 4; add.s64 %rd1, %rd1, %rd_o; st.global.u32 [%rd1], %r4;"
+    body = TENSOR.replace("INSTRUCTION", move).replace("OFFSET", "0")
+    options = {"shape": 128, "shared": PLACE, "target": "sm_100a", "block": 128}
+    with pytest.raises(LaunchError, match="lanes that belong to another warp"):
+        emulator.run(body, **options)
+    monkeypatch.setenv("PTXEMU_TENSOR_LANES", "ignored")
+    assert (emulator.run(body, **options) == np.arange(128)).all()
+
+
 F16 = 1 << 4 | 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24
 MXF4 = 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24
 ISSUE = {
@@ -214,6 +227,10 @@ def test_instructions_and_targets(emulator, instruction, good, bad):
      "{%f1,%f2,%f3,%f4},{%r1,%r2,%r3,%r4},{%r5,%r6},{%f1,%f2,%f3,%f4},%r7,{%h1,%h2},%r8,{%h1,%h2};", "sm_100a"),
     ("mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e4m3.e4m3.f32 "
      "{%f1,%f2,%f3,%f4},{%r1,%r2,%r3,%r4},{%r5,%r6},{%f1,%f2,%f3,%f4};", "sm_90a"),
+    ("tcgen05.mma.cta_group::1.kind::i8 [%r1], %rd1, %rd2, %r2, %p1;", "sm_100f"),
+    ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [%r3];", "sm_120"),
+    ("stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r3], {%r1};", "sm_90a"),
+    ("redux.sync.max.abs.f32 %f1, %f2, %r1;", "sm_120a"),
     ("@%p1 cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.mbarrier::complete_tx::bytes "
      "[%r1], [%rd1, {%r2,%r3}], [%r4];", "sm_120a"),
     ("here: tensormap.replace.tile.global_address.global.b1024.b64 [%rd1], %rd2;", "sm_100"),

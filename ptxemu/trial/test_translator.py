@@ -57,6 +57,22 @@ def test_a_kernel_and_what_a_launch_must_know():
         "add.ftz.rn.f32 %r1, %r2, %r3;",  # modifiers in another order
         "mma.sync.aligned.m16n8k16.row.row.f32.bf16.bf16.f32 "
         "{%r1,%r1,%r1,%r1},{%r1,%r1,%r1,%r1},{%r1,%r1},{%r1,%r1,%r1,%r1};",
+        *(
+            f"mma.sync.aligned.{name} {{%r1,%r2,%r3,%r4}},{{%r1,%r2,%r3,%r4}},{{%r1,%r2}},{{%r1,%r2,%r3,%r4}};"
+            for name in (
+                "m16n8k64.row.col.s32.s8.s8.s32",  # a shape that s8 does not have
+                "m16n8k16.row.col.kind::f8f6f4.f32.e4m3.e2m1.f32",
+                "m16n8k32.row.col.f32.e4m3.e2m1.f32",  # E2M1 without .kind::f8f6f4
+                "m16n8k16.row.col.f16.f16.f16.f16",  # two registers of D and C
+                "m16n8k8.row.col.f64.f64.f64.f64.rz",
+            )
+        ),
+        "ldmatrix.sync.aligned.m8n16.x1.shared.b8 {%r1}, [%r2];",
+        "ldmatrix.sync.aligned.m16n16.x2.trans.shared.b8 {%r1,%r2}, [%r3];",
+        "tcgen05.ld.sync.aligned.16x32bx2.x1.b32 {%r1}, [%r2];",  # without the distance of its halves
+        "tcgen05.ld.sync.aligned.16x128b.x1.b32 {%r1}, [%r2];",
+        "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale [%r1], %rd1, %rd2, %r2, [%r3], [%r4], 1;",
+        "tcgen05.mma.cta_group::1.kind::tf32 [%r1], [%r3], %rd2, %r2, 1;",  # A in tensor memory
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1,%r2,%r3,%r4}, %rd1, %rd2, 1, -1, 1, 0, 0;",
         "cvt.rn.satfinite.e2m1x4.f32 %r1, %r2, %r3;",
         "ld.global.v3.u32 {%r1,%r2,%r3}, [%rd1];",

@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def lanes(emulator, body, values, results=1):
+def lanes(emulator, body, values, results=1, target="sm_90a"):
     """Runs body in one warp with %r1 = the lane's value, %r2 = the lane; stores %r10, %r11, ... of each lane."""
     stores = "\n".join(f"\tst.global.u32 [%rd3+{128 * i}], %r{10 + i};" for i in range(results))
     body = f"""
@@ -12,7 +12,7 @@ def lanes(emulator, body, values, results=1):
 	add.s64 %rd3, %rd_o, %rd1;
 {stores}
 """
-    return emulator.run(body, [np.asarray(values, np.uint32)], (results, 32))
+    return emulator.run(body, [np.asarray(values, np.uint32)], (results, 32), target=target)
 
 
 VALUES = np.arange(32, dtype=np.uint32) * 7 + 100
@@ -80,6 +80,19 @@ def test_reductions(emulator):
     want = [int(values.sum()) & 0xFFFFFFFF, int(values.min()) & 0xFFFFFFFF, int(unsigned.max())]
     want += [int(f.reduce(unsigned)) for f in (np.bitwise_and, np.bitwise_or, np.bitwise_xor)]
     assert [set(row.tolist()) for row in got] == [{x} for x in want]
+
+
+def test_reductions_of_floats(emulator):
+    """.abs takes absolute values; without .NaN a NaN counts only if all are NaN (PTX ISA, redux.sync)."""
+    forms = ("min.f32", "max.f32", "max.abs.f32", "max.abs.NaN.f32", "min.NaN.f32")
+    body = "\n".join(f"\tredux.sync.{form} %r{10 + i}, %r1, -1;" for i, form in enumerate(forms))
+    values = np.linspace(-31, 20, 32).astype(np.float32)
+    for nan in (False, True):
+        values[7] = np.nan if nan else 1
+        got = lanes(emulator, body, values.view(np.uint32), len(forms), "sm_100a")
+        want = [np.float32(x).view(np.uint32) for x in (-31, 20, 31, 31, -31)]
+        want[3:] = [0x7FFFFFFF] * 2 if nan else want[3:]
+        assert [set(row.tolist()) for row in got] == [{int(x)} for x in want]
 
 
 def test_lanes_apart(emulator):

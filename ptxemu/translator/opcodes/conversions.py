@@ -28,6 +28,7 @@ values(
     ("cvt", FTZ + r"\.f64\.f32", "double_bits((double){1:f})"),
     ("cvt", r"(\.ftz)?\.f32" + HALF, "float_bits(float_from_{source}({1:16}))"),
     ("cvt", r"\.rna\.tf32\.f32", "tf32_from_bits({1:32})"),
+    ("cvt", r"\.rn\.tf32\.f32", "tf32_from_float({1:32})"),
     (
         "cvt",
         r"\.rn\.bf16x2\.ue8m0x2",
@@ -114,4 +115,10 @@ PACKED = "(" + PACKED % 1 + "<<{packed:bits})|" + PACKED % 2
 values(
     ("cvt", r"\.pack\.sat\.(?P<packed>[us](16|8))\.s32", PACKED),
     ("cvt", r"\.pack\.sat\.(?P<packed>[us](16|8))\.s32\.b32", PACKED + "|{3:32}<<16"),
+    (
+        "cvt",
+        r"\.pack\.sat\.(?P<packed>[us])(?P<size>[24])\.s32\.b32",
+        "saturate_bits({1:32},{size},{packed:is_signed})<<{size}|saturate_bits({2:32},{size},{packed:is_signed})"
+        "|{3:32}<<(2*{size})",
+    ),
 )

@@ -63,12 +63,12 @@ def tensor(kernel, operand, rank):
 
 @form(
     "cp",
-    # ptxas accepts the group after the dimensions as well as at the end.
+    # ptxas accepts the group after the dimensions as well as at the end, there before .multicast too.
     BULK + r"\.tensor\.(?P<rank>[1-5])d(?P<early>\.cta_group::[12])?\.shared::(cta|cluster)\.global(\.tile)?" + BYTES
-    + rf"(?P<multicast>{MULTICAST})?(?P<pair>\.cta_group::[12])?" + HINT,
+    + rf"(?P<pair1>\.cta_group::[12])?(?P<multicast>{MULTICAST})?(?P<pair2>\.cta_group::[12])?" + HINT,
 )  # fmt: skip
 def tensor_load(kernel, match, operands):
-    pair = "true" if ".cta_group::2" in (match["early"], match["pair"]) else "false"
+    pair = "true" if ".cta_group::2" in (match["early"], match["pair1"], match["pair2"]) else "false"
     to, source, barrier, *rest = operands
     address, at = tensor(kernel, source, int(match["rank"]))
     multicast = f"true,{kernel.get(rest[0], 16)}" if match["multicast"] else "false,0"
@@ -76,7 +76,12 @@ def tensor_load(kernel, match, operands):
     return f"{at} tensor_load(T,{match['rank']},{place},{multicast},{pair});"
 
 
-@form("cp", BULK + r"\.tensor\.(?P<rank>[1-5])d\.global\.shared::cta(\.tile)?\.bulk_group" + HINT)
+STORE = r"\.async\.bulk\.tensor\.(?P<rank>[1-5])d\.global\.shared::cta"
+
+
+@form("cp", STORE + r"(\.tile)?\.bulk_group" + HINT)
+@form("cp", r"\.reduce" + STORE + r"(?P<add>\.add)(\.tile)?\.bulk_group" + HINT)
 def tensor_store(kernel, match, operands):
     address, at = tensor(kernel, operands[0], int(match["rank"]))
-    return f"{at} tensor_store(T,{match['rank']},{address},at,{kernel.address(operands[1])});"
+    add = "true" if match.get("add") else "false"
+    return f"{at} tensor_store(T,{match['rank']},{address},at,{kernel.address(operands[1])},{add});"

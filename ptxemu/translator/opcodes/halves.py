@@ -19,6 +19,8 @@ values(
     ("fma", r"\.rn" + HALF, "fma_{type}({1},{2},{3})"),
     ("fma", r"\.rn\.sat" + HALF, "saturate_{type}(fma_{type}({1},{2},{3}))"),
     ("fma", r"\.rn\.relu" + HALF, "relu_{type}(fma_{type}({1},{2},{3}))"),
+    ("fma", r"\.rn" + HALF + r"\.relu", "relu_{type}(fma_{type}({1},{2},{3}))"),  # as CUTLASS has it
+    ("tanh", r"\.approx" + HALF, "tanh_{type}({1})"),
     ("abs", ONE, "{1}&0x7fffu"),
     ("abs", TWO, "{1}&0x7fff7fffu"),
     ("neg", ONE, "{1}^0x8000u"),

@@ -11,6 +11,12 @@ effects(
     ("mbarrier", r"\.inval" + SHARED, "mbarrier_invalidate(T,{0:shared});"),
     ("mbarrier", r"\.expect_tx" + BYTES + SHARED, "mbarrier_expect(T,{0:shared},{1:32});"),
     ("mbarrier", r"\.complete_tx" + BYTES + SHARED, "mbarrier_complete(T,{0:shared},{1:32});"),
+    # In CUTLASS's order, which ptxas takes.
+    (
+        "mbarrier",
+        r"\.complete_tx(?P<space>\.shared::cluster)\.relaxed\.cluster\.b64",
+        "mbarrier_complete(T,{0:shared},{1:32});",
+    ),
 )
 values(("mbarrier", r"\.pending_count\.b64", "mbarrier_pending({1:64})"))
 

@@ -15,6 +15,11 @@ values(
     ("redux", r"\.sync\.(?P<op>and|or|xor)\.b32", "reduce(T,Reduction::k{op:kind},{1:32},{2:32})"),
     (
         "redux",
+        r"\.sync\.(?P<op>min|max)(?P<abs>\.abs)?(?P<nan>\.NaN)?\.f32",
+        "reduce_floats(T,Reduction::k{op:kind}F32,{abs:flag},{nan:flag},{1:32},{2:32})",
+    ),
+    (
+        "redux",
         r"\.sync\.(?P<op>min|max)\.(?P<sign>[us])32",
         "reduce(T,Reduction::k{op:kind}{sign:kind}32,{1:32},{2:32})",
     ),

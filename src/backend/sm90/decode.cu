@@ -48,8 +48,8 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
   const bool fp8 = config->activation_format == ActivationFormat::kFp8;
   if ((config->activation_format != ActivationFormat::kBf16 && !fp8) || config->batch_invariant ||
       config->router_weight == RouterWeight::kOnInput || facts.single_steps || tokens < 1 ||
-      tokens > (fp8 ? kFp8DecodeTokens : kDecodeTokens) || assignments > kDecodeAssignments || range.count < 1 ||
-      range.count > kDecodeExperts)
+      tokens > (fp8 ? kFp8DecodeTokens : kDecodeTokens) || assignments > kDecodeAssignments ||
+      range.count < 1 || range.count > kDecodeExperts)
     return {};
   // Larger layers are limited by bandwidth, and launches per step reach more of it.
   const double chosen = 1 - std::pow(1 - static_cast<double>(config->top_k) /

@@ -8,6 +8,10 @@
 // k-blocks of all ctas and of the busiest cta; octets of rows times k-blocks (the multiplications),
 // in the same two ways; bytes of weights and rows that are read. Configurations, bounds and the
 // schedule are those of the kernels.
+//
+// "hopper" is the work of sm90's GEMMs on 132 multiprocessors, for the cells that were measured:
+// the routings of moe_bench (up to 64 tokens the draw nearest to the mean) and of
+// bench_hopper_layers (any draw with a local expert).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -19,6 +23,7 @@
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/steps/sizes.h"
 #include "backend/sm120/config.h"
+#include "backend/sm90/config_table.h"
 #include "core/config.h"
 #include "core/random.h"
 #include "io/json.h"
@@ -225,6 +230,133 @@ Json cell_json(const Chip& chip, const Table& table, const LayerShape& shape, in
   return json;
 }
 
+// ---- sm90, whose cells were measured
+constexpr LayerShape kHopperShapes[] = {
+    {"v4pro_ep8", 48, 384, 6, 7168, 3072},    {"v4flash", 256, 256, 6, 4096, 2048},
+    {"v41flash_ep8", 48, 384, 6, 5120, 2304}, {"qwen30b", 128, 128, 8, 2048, 768},
+    {"qwen_next", 512, 512, 10, 2048, 512},   {"mixtral", 8, 8, 2, 4096, 14336},
+    {"k3_ep8", 112, 896, 16, 3584, 3072},     {"gptoss_ep4", 32, 128, 4, 2880, 2880}};
+constexpr int kHopperCtas = 132;  // one per multiprocessor
+// Clocks of the tensor core for one tile's k-block: products have one of the configuration's widths
+// and take at least 13 clocks (bench/notes/hopper.md). They have 16 k, or 32 under fp8.
+int64_t product_clocks(const sm90::GemmConfig& gemm, int64_t rows) {
+  const int64_t width =
+      std::max<int64_t>(gemm.min_n, cuda::ceil_div(rows, gemm.n_step) * gemm.n_step);
+  return gemm.tile_m / 64 * (cuda::kTileK / (gemm.fp8 ? 32 : 16)) *
+         std::max<int64_t>(13, width / 2);
+}
+
+// k-blocks and clocks of the busiest cta; tiles and partials of all.
+struct HopperLaunch {
+  double longest_k_blocks = 0, longest_clocks = 0, tiles = 0, partials = 0;
+  Json json(double draws) const {
+    Json json = Json::object();
+    for (const auto& [name, sum] : {std::pair("longest_k_blocks", longest_k_blocks),
+                                    std::pair("longest_clocks", longest_clocks),
+                                    std::pair("tiles", tiles), std::pair("partials", partials)})
+      json[name] = std::round(sum / draws * 10) / 10;
+    return json;
+  }
+};
+void add_launch(HopperLaunch& sum, const sm90::GemmConfig& gemm, bool split_k, int64_t m, int64_t k,
+                const std::vector<int32_t>& tile_rows) {
+  const cuda::ScheduleParams params(
+      static_cast<int32_t>(cuda::ceil_div(m, gemm.tile_m)),
+      static_cast<int32_t>(cuda::ceil_div(k, cuda::kTileK)), kHopperCtas, split_k,
+      static_cast<int32_t>(sm90::min_saved_k_blocks(gemm)), sm90::max_splits(gemm));
+  const cuda::Schedule schedule(params, static_cast<int32_t>(tile_rows.size()));
+  int64_t longest = 0, longest_clocks = 0;
+  for (int32_t cta = 0; cta < kHopperCtas; ++cta) {
+    int64_t own = 0, clocks = 0;
+    cuda::WorkTileIterator work_tiles(schedule, cta);
+    for (cuda::WorkTile work; work_tiles.next(work);) {
+      const int64_t rows = tile_rows[static_cast<size_t>(work.tile.n_tile)];
+      own += work.k_blocks;
+      clocks += work.k_blocks * product_clocks(gemm, rows);
+      sum.tiles += 1;
+      sum.partials += work.partial >= 0;
+    }
+    longest = std::max(longest, own);
+    longest_clocks = std::max(longest_clocks, clocks);
+  }
+  sum.longest_k_blocks += static_cast<double>(longest);
+  sum.longest_clocks += static_cast<double>(longest_clocks);
+}
+
+// The rows of each local expert. nearest: of up to 40 draws the one nearest to the mean rows and
+// experts, as bench/moe_bench/workload.py takes it up to 64 tokens.
+std::vector<int32_t> draw_hopper_rows(Random& random, const LayerShape& shape, int64_t tokens,
+                                      bool nearest, int64_t& local_tokens) {
+  const auto share = static_cast<double>(shape.top_k) / static_cast<double>(shape.experts);
+  const double rows_wanted =
+                   std::max(1.0, static_cast<double>(tokens * shape.local_experts) * share),
+               hit_wanted = std::max(1.0, static_cast<double>(shape.local_experts) *
+                                              (1 - std::pow(1 - share, tokens)));
+  std::vector<int32_t> best;
+  int64_t tokens_of_best = 0;
+  double least = 1e30;
+  for (int tries = nearest && tokens <= 64 ? 40 : 1; tries > 0 || best.empty(); --tries) {
+    int64_t local = 0;
+    const std::vector<int32_t> rows = draw_rows(random, shape, tokens, local);
+    const auto sum = std::reduce(rows.begin(), rows.end());
+    if (sum == 0) continue;
+    const auto hit = std::count_if(rows.begin(), rows.end(), [](int32_t n) { return n > 0; });
+    const double distance = std::abs(static_cast<double>(sum) - rows_wanted) +
+                            std::abs(static_cast<double>(hit) - hit_wanted);
+    if (distance < least) least = distance, best = rows, tokens_of_best = local;
+    if (distance <= 1) break;
+  }
+  local_tokens += tokens_of_best;
+  return best;
+}
+
+Json hopper_cell(const LayerShape& shape, int64_t tokens, bool fp8, bool nearest) {
+  MoeOptions options;
+  options.num_experts = shape.experts;
+  options.top_k = shape.top_k;
+  options.hidden_size = shape.hidden;
+  options.intermediate_size = shape.intermediate;
+  options.activation_format = fp8 ? ActivationFormat::kFp8 : ActivationFormat::kBf16;
+  const auto made = MoeConfig::make(options);
+  const MoeConfig& config = *made;
+  const sm90::ConfigTable& table = fp8 ? sm90::kFp8Table : sm90::kBf16Table;
+  const auto& gemm = table.configs[static_cast<size_t>(
+      sm90::routed_config(table, config, {0, shape.local_experts}, tokens))];
+  Random random(static_cast<uint64_t>(tokens));
+  HopperLaunch gemm1, gemm2;
+  int64_t rows = 0, hit = 0, local_tokens = 0;
+  const int draws = draws_of(tokens);
+  for (int draw = 0; draw < draws; ++draw) {
+    std::vector<int32_t> tiles;
+    for (const int32_t n : draw_hopper_rows(random, shape, tokens, nearest, local_tokens)) {
+      const int32_t step = cuda::even_tile_rows(n, gemm.tile_n);
+      for (int32_t first = 0; first < n; first += step) tiles.push_back(std::min(step, n - first));
+      rows += n, hit += n > 0;
+    }
+    if (gemm.tile_n >= cuda::kMinSortedTileN)
+      std::stable_sort(tiles.begin(), tiles.end(), std::greater<>());
+    add_launch(gemm1, gemm, sm90::splits_k(config, shape.hidden), 2 * shape.intermediate,
+               shape.hidden, tiles);
+    add_launch(gemm2, gemm, sm90::splits_k(config, shape.intermediate), shape.hidden,
+               shape.intermediate, tiles);
+  }
+  Json json = Json::object();
+  json["shape"] = shape.name;
+  json["tokens"] = tokens;
+  json["products"] = fp8 ? "fp8" : "bf16";
+  json["routing"] = nearest ? "nearest" : "any";
+  json["config"] = gemm.name;
+  json["tile_m"] = gemm.tile_m;
+  json["tile_n"] = gemm.tile_n;
+  json["tma_rows"] = gemm.tma_rows;
+  json["rows"] = static_cast<double>(rows) / draws;
+  json["experts_hit"] = static_cast<double>(hit) / draws;
+  json["local_tokens"] = static_cast<double>(local_tokens) / draws;
+  json["gemm1"] = gemm1.json(draws);
+  json["gemm2"] = gemm2.json(draws);
+  return json;
+}
+
 }  // namespace
 }  // namespace nvfp4_moe::internal
 
@@ -255,6 +387,14 @@ int main() {
   }
   report["shapes"] = shapes;
   report["cells"] = cells;
+  Json measured = Json::array();
+  for (const LayerShape& shape : kHopperShapes)
+    for (int64_t tokens = 1; tokens <= 8192; tokens *= 2) {
+      for (const bool fp8 : {false, true})
+        measured.push_back(hopper_cell(shape, tokens, fp8, true));
+      if (tokens <= 8) measured.push_back(hopper_cell(shape, tokens, false, false));
+    }
+  report["hopper"] = measured;
   std::printf("%s\n", report.dump(1).c_str());
   return 0;
 }

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Estimates, without a measurement, the time of the FP4 backends on Blackwell chips and what would limit it.
 
-    bench_blackwell_plans >plans.json bench/estimate_blackwell.py --plans plans.json --objects FOLDER_OF_OBJECTS...
-    [--nvdisasm PATH] [--commit C] --out FILE bench/estimate_blackwell.py --from
-    bench/results/blackwell-estimate-b8c9577.json        the tables of docs/contribute/blackwell-estimate.md
+    bench_blackwell_plans >plans.json
+    bench/estimate_blackwell.py --plans plans.json --objects FOLDER... [--nvdisasm PATH] [--commit C] --out FILE
+    bench/estimate_blackwell.py --from RECORD               the tables of docs/contribute/blackwell-estimate.md
+    bench/estimate_blackwell.py --from RECORD [--plans plans.json] --out FILE          after a change of the model
 
 Bytes, tiles, splits and the longest cta come from the kernels' plan and schedule. Instructions are counted in their
-machine code. Rates of chips are in CHIPS, each with its source. docs/contribute/blackwell-estimate.md describes the
-model.
+machine code. Rates of chips are in CHIPS, each with its source. layer_time.py is the model, and
+docs/contribute/blackwell-estimate.md describes it.
 """
 
 import argparse
@@ -16,16 +17,17 @@ import pathlib
 import shutil
 import sys
 
+import layer_time
 import records
 import sass_loops
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-RECORD = ROOT / "bench/results/hopper-layers-h200-1a49611.json"
-TILE_M, BYTES_A_VALUE = 128, 0.5625  # 4 bits of code and 8 bits of scale for 16
+TILE_M, BYTES_A_VALUE = 128, layer_time.WEIGHT_BYTES
 ROW_BYTES = 144  # of a k-block of 256: codes and scales (fp4_operand.h)
 FILL_BYTES_A_CLOCK = 64  # from L2 into a multiprocessor
 SHARED_BYTES_A_CLOCK = 128
-READ_SHARE = 4.3 / 4.8  # share of the data-sheet bandwidth that is reached; an H200's
+# The power cap's share of the data sheets' memory bandwidth and products: an H200's, of E4M3 products.
+POWER_OF_MEMORY = layer_time.CONSTANTS["power_tb_s"] / layer_time.CARDS["H200"]
+POWER_OF_PRODUCTS = layer_time.CONSTANTS["power_fp8"] / 1.979
 
 # macs: multiply-adds of dense FP4 per clock and multiprocessor, from the rate, the multiprocessors and the clock next
 # to it.
@@ -115,19 +117,19 @@ def clocks_of_longest_cta(chip, cell, launch, loop):
     return clocks
 
 
-def gemm_estimate(chip, cell, gemm, sizes, loop, startup_us):
-    launch = cell[gemm]
-    values = sizes["hidden"] * sizes["intermediate"] * (2 if gemm == "gemm1" else 1)
-    memory_bytes = cell["experts_hit"] * values * BYTES_A_VALUE
-    limits = {"memory": memory_bytes / (chip["memory_tb_s"] * READ_SHARE * 1e6)}
-    for name, clocks in clocks_of_longest_cta(chip, cell, launch, loop).items():
-        limits[name] = clocks / (chip["clock_ghz"] * 1e3)
-    limit = max(limits, key=limits.get)
-    return {
-        "limits_us": {name: round(us, 2) for name, us in limits.items()},
-        "limit": limit,
-        "us": limits[limit] + startup_us,
-    }
+def gemm_estimate(chip, cell, gemm, sizes, loop):
+    m, k = (2 * sizes["intermediate"], sizes["hidden"]) if gemm == "gemm1" else (sizes["hidden"], sizes["intermediate"])
+    rates = {
+        "memory_tb_s": chip["memory_tb_s"], "clock_ghz": chip["clock_ghz"],
+        "power_tb_s": chip["memory_tb_s"] * POWER_OF_MEMORY, "power_pflop_s": chip["fp4_pflop_s"] * POWER_OF_PRODUCTS,
+    }  # fmt: skip
+    return layer_time.gemm_us(rates, {
+        "bytes": cell["experts_hit"] * m * k * BYTES_A_VALUE, "flops": 2 * cell["rows"] * m * k,
+        "clocks": clocks_of_longest_cta(chip, cell, cell[gemm], loop),
+        "tiles": cell[gemm]["tiles"] / cell["ctas"], "outputs": cell["rows"] * m / cell["ctas"],
+        "split": cell[gemm]["split_partials"] > 0,
+        "epilogue_overlaps": chip["backend"] == "sm100",  # two sets of accumulators in tensor memory
+    })  # fmt: skip
 
 
 def floor_us(chip, cell, sizes):
@@ -137,34 +139,7 @@ def floor_us(chip, cell, sizes):
     return max(moved / (chip["memory_tb_s"] * 1e6), 6 * cell["rows"] * h * n / (chip["fp4_pflop_s"] * 1e9))
 
 
-def of_the_h200(record):
-    """Returns, from the recorded run of all cells in nvfp4: the us of one token outside the GEMMs, the start-up us of a
-    GEMM, and {(shape, tokens): (floor, layer)} up to 64 tokens, which are memory bound.
-
-    The first two come from one token and layers with all experts, because then every routing hits the same number of
-    experts: the record's GEMMs were timed with the last of several routings, its layers with all of them.
-    """
-    run = next(
-        r for r in record["runs"] if r["format"] == "nvfp4" and {row[0] for row in r["rows"]} >= {"plain", "invariant"}
-    )
-    rest, startups, measured = [], [], {}
-    for build, shape, tokens, floor, layer, gemm1, gemm2 in run["rows"]:
-        if build == "plain" and tokens <= 64:
-            measured[shape, tokens] = floor, min(layer)
-        if build == "plain" and tokens == 1 and not shape.endswith("ep8"):
-            rest.append(min(layer) - gemm1 - gemm2)
-            startups.append((gemm1 + gemm2 - floor) / 2)
-    return sum(rest) / len(rest), sum(startups) / len(startups), measured
-
-
-def other_bytes(cell, sizes):
-    """Returns the bytes of all steps but the GEMMs: hidden, intermediate and their codes, rows, and the output."""
-    h, n, tokens, rows = sizes["hidden"], sizes["intermediate"], cell["local_tokens"], cell["rows"]
-    return tokens * h * (2 + BYTES_A_VALUE + 2) + rows * n * (4 + BYTES_A_VALUE) + rows * h * 4
-
-
-def estimate(plans, code, record):
-    rest_us, startup_us, measured = of_the_h200(record)
+def estimate(plans, code):
     sizes = {shape["name"]: shape for shape in plans["shapes"]}
     tile_n = {}  # of each backend's configurations
     for cell in plans["cells"]:
@@ -175,35 +150,30 @@ def estimate(plans, code, record):
         of_backend = tile_n[chip["backend"]]
         index = sorted(of_backend, key=of_backend.get).index(cell["config"])
         loops = code.get(chip["backend"], {})
-        gemms = {
-            gemm: gemm_estimate(chip, cell, gemm, of, loops.get(f"{gemm}/{index}"), startup_us)
-            for gemm in ("gemm1", "gemm2")
-        }
-        other = rest_us + other_bytes(cell, of) / (chip["memory_tb_s"] * READ_SHARE * 1e6)
+        gemms = {gemm: gemm_estimate(chip, cell, gemm, of, loops.get(f"{gemm}/{index}")) for gemm in ("gemm1", "gemm2")}
+        other = layer_time.other_us(chip, {
+            "tokens": cell["tokens"], "local_tokens": cell["local_tokens"], "rows": cell["rows"],
+            "assignments": cell["tokens"] * of["top_k"], "hidden": of["hidden"], "intermediate": of["intermediate"],
+            "row_bytes": BYTES_A_VALUE, "gathers": False, "requantizes": True,
+        })  # fmt: skip
         both = gemms["gemm1"]["us"] + gemms["gemm2"]["us"]
+        limits = {g: {name: round(us, 2) for name, us in gemms[g]["limits"].items()} for g in gemms}
         cells.append({
             "chip": cell["chip"], "shape": cell["shape"], "tokens": cell["tokens"], "config": cell["config"],
             "rows_per_expert": round(cell["rows"] / cell["experts_hit"], 1),
             "floor_us": round(floor_us(chip, cell, of), 1),
             "gemms_us": round(both, 1), "layer_us": round(both + other, 1),
-            "gemm1": gemms["gemm1"]["limits_us"], "gemm2": gemms["gemm2"]["limits_us"],
-            "limit": gemms["gemm1"]["limit"],
+            "gemm1": limits["gemm1"], "gemm2": limits["gemm2"], "limit": gemms["gemm1"]["limit"],
         })  # fmt: skip
-    # The same arithmetic for the measured chip, in memory bound cells, shows how far it may be trusted.
-    trial = [
-        {
-            "shape": shape,
-            "tokens": tokens,
-            "estimate_us": round(floor + 2 * startup_us + rest_us, 1),
-            "measured_us": layer,
-        }
-        for (shape, tokens), (floor, layer) in measured.items()
-    ]
+    hopper = layer_time.compared(plans)
     return {
-        "startup_us": round(startup_us, 2),
-        "rest_us": round(rest_us, 2),
+        "constants": layer_time.CONSTANTS,
+        "hopper_within_15_percent": {
+            card: [layer_time.within(of_card), len(of_card)]
+            for card in layer_time.CARDS
+            for of_card in [[cell for cell in hopper if cell["card"] == card]]
+        },
         "cells": cells,
-        "trial_on_h200": trial,
         "anchors": list(anchors(cells)),
     }
 
@@ -259,11 +229,48 @@ def tables(result):
     yield "|---|---|---|"
     for what, figures, why in NOT_COMPARABLE:
         yield line([what, figures, why])
-    ratios = [one["estimate_us"] / one["measured_us"] for one in result["trial_on_h200"]]
-    yield (
-        f"\nThe same arithmetic on an H200, {len(ratios)} cells up to 64 tokens: "
-        f"{min(ratios):.2f} to {max(ratios):.2f} of what was measured."
-    )
+    yield ""
+    yield from hopper_tables(layer_time.compared(result["plans"]))
+
+
+def shown(value):
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def hopper_tables(cells):
+    """Markdown: prediction next to measurement for every cell, and how many are within 15 %."""
+    yield line(["constant", "value", "what it is", "from"])
+    yield "|---|---:|---|---|"
+    for name, (value, unit, meaning, source) in layer_time.MEASURED.items():
+        yield line([f"`{name}`", f"{shown(value)} {unit}".strip(), meaning, source])
+    for name, (value, unit, meaning) in layer_time.FITTED.items():
+        yield line([f"`{name}`", f"{shown(value)} {unit}".strip(), meaning, "fitted on the H200"])
+    yield ""
+    records = list(dict.fromkeys(cell["record"] for cell in cells))
+    yield line(["card", *records, "all"])
+    yield "|---|" + "---:|" * (len(records) + 1)
+    for card in layer_time.CARDS:
+        groups = [[c for c in cells if c["card"] == card and c["record"] == record] for record in records]
+        groups.append([c for c in cells if c["card"] == card])
+        yield line([card, *(f"{layer_time.within(group)} of {len(group)}" for group in groups)])
+    yield "\nFarther off:\n"
+    for c in sorted((c for c in cells if abs(c["error"]) > 0.15), key=lambda c: c["error"]):
+        what = f"`{c['shape']}` T = {c['tokens']}, {layer_time.FORMATS[c['format']]}, {c['record']}"
+        yield f"* {c['card']}, {what}: {c['us']:.1f} us measured, {c['model_us']:.1f} by the model."
+    yield ""
+    for card in layer_time.CARDS:
+        for record in records:
+            yield f"### {card}, {record}\n"
+            group = [c for c in cells if c["card"] == card and c["record"] == record]
+            tokens = sorted({c["tokens"] for c in group})
+            yield line(["shape", "us", *(f"T = {t}" for t in tokens)])
+            yield "|---|---|" + "---:|" * len(tokens)
+            for shape, activations in dict.fromkeys((c["shape"], c["format"]) for c in group):
+                row = [c for c in group if (c["shape"], c["format"]) == (shape, activations)]
+                yield line([f"{shape}, {layer_time.FORMATS[activations]}", "measured", *(shown(c["us"]) for c in row)])
+                yield line(["", "model", *(shown(c["model_us"]) for c in row)])
+                yield line(["", "error, %", *(f"{100 * c['error']:+.0f}" for c in row)])
+            yield ""
 
 
 def main():
@@ -277,6 +284,13 @@ def main():
     options = parser.parse_args()
     if options.result:
         result = json.loads(options.result.read_text())
+        if options.plans:  # new plans or constants, and the machine code of the record
+            result["plans"] = json.loads(options.plans.read_text())
+        if options.out:
+            if options.commit:
+                result["commit"] = options.commit
+            result.update(estimate(result["plans"], result["machine_code"]))
+            options.out.write_text(records.text(result))
     else:
         if not options.plans or not options.out:
             parser.error("expected --plans and --out, or --from")
@@ -292,7 +306,7 @@ def main():
             "bench/estimate_blackwell.py --plans plans.json --objects build/cpu/src --out FILE",
             "chips": CHIPS,
             "machine_code": code,
-            **estimate(plans, code, json.loads(RECORD.read_text())),
+            **estimate(plans, code),
         }
         result["plans"] = plans
         options.out.write_text(records.text(result))

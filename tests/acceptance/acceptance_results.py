@@ -50,7 +50,7 @@ def said_lines(text):
 
 def backend_of(capability):
     """Returns the preferred backend of a device of that compute capability ("12.0")."""
-    own = {"9": "sm90", "10": "sm100", "12": "sm120"}.get(capability.split(".")[0], "cuda")
+    own = {"9": "sm90", "10": "sm100", "11": "sm100", "12": "sm120"}.get(capability.split(".")[0], "cuda")
     return own if (ROOT / "src/backend" / own).is_dir() or own == "cuda" else "cuda"
 
 

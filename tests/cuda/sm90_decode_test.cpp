@@ -130,7 +130,7 @@ class Sm90Decode : public testing::Test {
 using Sm90SmallDecode = Sm90Decode;  // with few and small layers
 using Sm90Fp8Decode = Sm90Decode;    // with E4M3 activations
 
-// What a layer may have besides plain SwiGLU.
+// Each adds something to a layer of plain SwiGLU.
 const std::vector<std::function<void(Case&)>>& kinds_of_layers() {
   static const std::vector<std::function<void(Case&)>> kinds = {
       [](Case& c) { c.options.expert_biases = true; },

@@ -29,9 +29,30 @@ void take_arrays(const Architecture& architecture, const MoeConfig& config,
 constinit const DeviceMemory kMemory = {to_device,  to_host,  synchronize,
                                         capture_id, allocate, gather_rows};
 
+bool has_code_for_11() {
+#ifdef NVFP4_MOE_CODE_FOR_11
+  return true;
+#else
+  return false;
+#endif
+}
+
+bool has_code_for_thor() {
+#ifdef NVFP4_MOE_THOR
+  return true;
+#else
+  return false;
+#endif
+}
+
 Status supports_device(const DeviceFacts& device) {
   if (device.kind != DeviceKind::kCuda)
     return unsupported("device: expected a CUDA device, got " + device.name);
+  if (device.compute_capability / 10 == 11 && !has_code_for_11())
+    return unsupported(
+        "device: expected a build with code for compute capability 11.x (nvcc 13.0 or later, "
+        "-DCMAKE_CUDA_ARCHITECTURES=\"100;110;120\"), got " +
+        device.name + "; device cpu runs it");
   if (device.compute_capability >= kLeastCapability) return {};
   return unsupported("device: expected compute capability 8.0 or higher, got " +
                      std::to_string(device.compute_capability / 10) + "." +

@@ -31,6 +31,9 @@ struct Architecture {
 Status supports_config(const MoeConfig& config);
 Status decline_fp8(const MoeConfig& config);        // for an architecture without fp8 GEMMs
 Status supports_device(const DeviceFacts& device);  // a CUDA device of sm_80 or later
+// Whether this build has code that Thor (compute capability 11.0) runs, and code compiled for it.
+bool has_code_for_11();
+bool has_code_for_thor();
 
 Result<Plan> make_plan(const Architecture& architecture, const MoeConfig& config,
                        const ExpertRange& range, const LayerScales& scales, const Limits& limits,

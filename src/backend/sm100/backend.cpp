@@ -61,9 +61,11 @@ constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::p
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
   NVFP4_MOE_TRY(cuda::supports_device(device));
-  if (device.compute_capability / 10 != 10)
+  const int generation = device.compute_capability / 10;
+  if (generation != 10 && !(generation == 11 && cuda::has_code_for_thor()))
     return unsupported(
-        "device: expected compute capability 10.x, whose tcgen05 no other GPU has, got " +
+        "device: expected compute capability 10.x, or 11.0 in a build for 110, whose tcgen05 no "
+        "other GPU has, got " +
         device.name);
   NVFP4_MOE_TRY(cuda::decline_fp8(config));
   return cuda::supports_config(config);

@@ -106,8 +106,8 @@ TEST_P(RunsOnADevice, GeluAndSituOfAFewTokens) {
 TEST_P(RunsOnADevice, GeluAndSituInEveryConfiguration) {
   for (const Activation activation : kGeluAndSitu)
     for (const ActivationFormat format : {kBf16, kNvfp4, ActivationFormat::kFp8}) {
-      // up to eight tokens sm90's run under bf16 is one kernel
-      const int64_t few_tokens = format == kBf16 ? 9 : 1;
+      // sm90's run of fewer tokens is one kernel under bf16 and fp8
+      const int64_t few_tokens = format == kNvfp4 ? 1 : 9;
       for (const int64_t tokens : {few_tokens, int64_t{110}})
         expect_right(kind(activation, tokens == few_tokens, format, tokens));
       for (int config = 0; config < configurations_of(backend(), format); ++config)

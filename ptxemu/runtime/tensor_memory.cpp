@@ -32,8 +32,8 @@ void place(TensorShape shape, uint32_t i, uint32_t lane, uint32_t& row, uint32_t
   }
 }
 
-// The cells of register i of a lane: one of 32 bits, or with .pack and .unpack two, of which each
-// has 16 bits. Lanes 16 to 31 of 16x32bx2 begin `split` columns further.
+// The cells of register i of a lane: one of 32 bits, or two of 16 with .pack and .unpack. Lanes 16
+// to 31 of 16x32bx2 begin `split` columns further.
 template <class F>
 void each_cell(Cta* cta, const TensorAccess& access, uint32_t i, uint32_t lane, F with) {
   uint32_t row = 0, column = 0;

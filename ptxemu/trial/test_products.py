@@ -10,7 +10,7 @@ from trial.emulator import LaunchError
 from trial.test_tensor_pairs import product, scale_atom
 
 GENERATOR = np.random.default_rng(17)
-# By the code of the type in an instruction descriptor.
+# Keys: the type's code in an instruction descriptor.
 SMALL = {
     0: ml_dtypes.float8_e4m3fn,
     1: ml_dtypes.float8_e5m2,

@@ -19,7 +19,7 @@ EMULATED_RUNG_S = 600  # translating kernels included
 BISECTION_S = 180  # in all
 FORMATS = ("nvfp4", "bf16")
 
-# By the first number of the compute capability. Each instruction names one it builds on.
+# Keys: the first number of the compute capability. Each instruction names one it builds on.
 COMMON = {"mbarrier": "device", "bulk-copy": "mbarrier", "cp-async": "mbarrier"}
 INSTRUCTIONS = {
     "9": {**COMMON, "tma": "bulk-copy", "wgmma-bf16": "device", "wgmma-e4m3": "device"},

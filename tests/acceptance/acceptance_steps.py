@@ -160,7 +160,7 @@ def steps_of(options, tools, capability):
         *[sanitize(tool) for tool in ("memcheck", "racecheck", "initcheck", "synccheck")],
         Step(
             "bench",
-            "microseconds of a layer beside an H200's of the record",
+            "microseconds of a layer next to an H200's of the record",
             [[*bench, "--format", "nvfp4"], *([] if emulated else [[*bench, "--format", "bf16"]])],
             300,
             bench_figures(ROOT / "bench/results/moe-layers-h200-f61f177.json"),

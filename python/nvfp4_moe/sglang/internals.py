@@ -67,7 +67,7 @@ def backend_is_sglangs_default() -> bool:
 
 @functools.cache
 def _read_config(model: str, revision: str | None) -> Mapping[str, Any]:
-    """Reads a model's config.json, in a directory or in the hub's cache. Returns {} if there is none."""
+    """Reads a model's config.json, in a directory or in the hub's cache. Without one returns {}."""
     from transformers.utils.hub import cached_file
 
     try:
@@ -79,7 +79,7 @@ def _read_config(model: str, revision: str | None) -> Mapping[str, Any]:
 
 
 def _model_config() -> Mapping[str, Any]:
-    """Reads the served model's config.json. Returns {} if there is none here."""
+    """Reads the served model's config.json. Without one returns {}."""
     model = server_argument("model_path")
     return _read_config(model, server_argument("revision")) if isinstance(model, str) else {}
 

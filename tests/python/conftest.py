@@ -20,7 +20,6 @@ for folder in (*TRIED, "tools/docs", "examples/python"):
 sys.path.append(str(ROOT))  # bench.moe_bench
 
 import attack_summary  # noqa: E402
-from fork_server import ForkServer  # noqa: E402
 
 
 @pytest.fixture
@@ -46,6 +45,8 @@ def tool():
 @pytest.fixture(scope="session")
 def fork_server():
     """Starts processes that need torch."""
+    from fork_server import ForkServer  # here, because a test copies this file into another folder
+
     with ForkServer() as server:
         yield server
 

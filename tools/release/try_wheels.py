@@ -5,7 +5,7 @@ usage: try_wheels.py [--dist dist] [3.10 3.11 ...]
 
 Each wheel is tried in every Python that it serves and that is found. Prints a Markdown table: the wheel, the Python, the
 file's size, seconds until `pip install` has ended and from there until a first layer has run, and what pytest says of
-tests/python/numpy_only. Exit status 1 if a test fails or if there is no wheel.
+tests/python/numpy_only, whose whole output goes to stderr if a test fails. Exit status 1 then, and if there is no wheel.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def try_wheel(wheel: Path, interpreter: Path, folder: Path) -> tuple[str, bool]:
     chosen = ["-q", "-p", "no:cacheprovider", "-m", "not long", "-k", "not ten_thousand and not daemon", TESTS]
     tested = subprocess.run([python, "-m", "pytest", *chosen], **options)
     said = (tested.stdout.strip().splitlines() or [tested.stderr[-200:]])[-1]
+    if tested.returncode != 0:
+        print(tested.stdout + tested.stderr, file=sys.stderr)
     return f"{times[1] - times[0]:.1f} | {times[2] - times[1]:.1f} | {said} |", tested.returncode == 0
 
 

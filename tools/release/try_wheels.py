@@ -5,7 +5,7 @@ usage: try_wheels.py [--dist dist] [3.10 3.11 ...]
 
 Each wheel is tried in every Python that it serves and that is found. Prints a Markdown table: the wheel, the Python, the
 file's size, seconds until `pip install` has ended and from there until a first layer has run, and what pytest says of
-tests/python/numpy_only, whose whole output goes to stderr if a test fails. Exit status 1 then, and if there is no wheel.
+tests/python/numpy_only. If a test fails, its output goes to stderr and the exit status is 1, as without a wheel.
 """
 
 from __future__ import annotations

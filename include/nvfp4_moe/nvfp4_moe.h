@@ -828,7 +828,7 @@ typedef struct nvfp4_moe_router_config {
                                   weights */
   int32_t hash_routing; /* 1: a table by token id gives the experts, and the scores only their
                            weights */
-  int32_t expert_scale; /* 1: each expert has a factor of its weights (Gemma-4); on the CPU only */
+  int32_t expert_scale; /* 1: each expert has a factor of its weights (Gemma-4) */
 } nvfp4_moe_router_config;
 
 /* One call of a router's GEMM, for the small batches of decoding: logits (T, E) = hidden (T, H)

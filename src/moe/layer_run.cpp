@@ -107,11 +107,7 @@ Status MoeLayer::check_batch(const Batch& batch, const void* workspace, size_t w
   if (batch.shared_weights != nullptr && config->shared_intermediate_size == 0)
     return invalid_argument(
         "shared_weights: expected null (the layer has no shared expert), got a pointer");
-  if (batch.selection != nullptr) {
-    NVFP4_MOE_TRY(check_selection(config, batch));
-    if (backend_->memory != nullptr)
-      NVFP4_MOE_TRY(router::check_on_device(batch.selection->config));
-  }
+  if (batch.selection != nullptr) NVFP4_MOE_TRY(check_selection(config, batch));
   if (batch.tokens == 0) return {};
 
   const int64_t values = batch.tokens * config->hidden_size;

@@ -208,6 +208,12 @@ Status MoeLayer::decline(const Status& why) const {
 }
 
 Status MoeLayer::failure(void* stream) const {
+  if (debug_ && debug_->rows) {
+    NVFP4_MOE_TRY(check_process("status"));
+    // Waits for the stream, and then for the check of its runs.
+    NVFP4_MOE_TRY(backend_->memory->to_host(weights_->device, nullptr, nullptr, 0, stream));
+    NVFP4_MOE_TRY(debug_->rows->finish());
+  }
   if (!combine_) return {};
   NVFP4_MOE_TRY(combine_->work_state());
   return combine_->report(stream);

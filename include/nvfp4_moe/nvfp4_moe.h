@@ -503,7 +503,8 @@ typedef struct nvfp4_moe_run_status {
 /* Reads the counts of the last run in a workspace. Any thread, after the run; on a GPU, after the
  * run's stream has finished it. Over ranks on GPUs it fails with the cause that ended the exchange
  * during runs or replays. It also fails once if runs since the last call had more tokens than the
- * capacity. */
+ * capacity. On a GPU under NVFP4_MOE_CHECK it first waits for the check of those runs, and returns
+ * NVFP4_MOE_STATUS_CHECK_FAILED once if that found a wrong token. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer,
                                                           const void* workspace,
                                                           size_t workspace_bytes,
@@ -828,7 +829,7 @@ typedef struct nvfp4_moe_router_config {
                                   weights */
   int32_t hash_routing; /* 1: a table by token id gives the experts, and the scores only their
                            weights */
-  int32_t expert_scale; /* 1: each expert has a factor of its weights (Gemma-4); on the CPU only */
+  int32_t expert_scale; /* 1: each expert has a factor of its weights (Gemma-4) */
 } nvfp4_moe_router_config;
 
 /* One call of a router's GEMM, for the small batches of decoding: logits (T, E) = hidden (T, H)

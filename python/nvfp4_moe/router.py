@@ -36,7 +36,7 @@ class RouterConfig:
         correction_bias: Calls pass a bias that is added to the scores for the selection, but not to the weights.
         hash_routing: Calls pass token ids and a table of each token's experts. The scores only weigh these experts.
         expert_scale: Calls pass a factor for each expert, which multiplies its weights after renormalization, as in
-            Gemma-4. On CPUs only.
+            Gemma-4.
 
     Raises:
         ValueError: Names the field, the legal values and what it got.
@@ -160,7 +160,6 @@ def select_experts(
 
     Raises:
         ValueError: Wrong shapes, dtypes or devices.
-        Unsupported: expert_scale on a GPU.
     """
     if not isinstance(config, RouterConfig):
         raise TypeError(f"config: expected a RouterConfig, got {type(config).__name__}")

@@ -279,7 +279,8 @@ nonfinite_weights: NaN or Inf in topk_weights of local rows and in shared_weight
 nonfinite_outputs: elements of out that are NaN or Inf as stored. If nonfinite_tokens and
     nonfinite_weights are 0, the cause is an overflow.
 
-On a GPU it waits for all work of the device. Over an exchange it raises the error that ended the
+On a GPU it waits for all work of the device. Under NVFP4_MOE_CHECK it then waits for the check of
+those runs and raises CheckFailed, once, if that found a wrong token. Over an exchange it raises the error that ended the
 exchange during earlier runs, including replayed graphs. With a capacity it raises ValueError, once,
 if a run since the last call had more tokens than the capacity.)")
       .def("calibrate", &calibrate, nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"),

@@ -73,6 +73,9 @@ struct PackedWeights {
   Buffer staging = {};
   // Same shape as tensor_scales, written by pack_expert; empty unless activation_format is fp8.
   std::vector<Fp8ExpertWeights> fp8_weights = {};
+  // Device backends: if set, unpack_expert uses this stream and `staging`. Null: the calling
+  // thread's stream, and memory of its own.
+  void* unpack_stream = nullptr;
 
   const TensorScales& tensor_scales_of(int64_t local_expert) const {
     return tensor_scales[index_of(local_expert)];

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 
+#include "core/host_device.h"
+
 namespace nvfp4_moe::internal {
 
 // One step of splitmix64 from state x: a good hash of x.
-constexpr uint64_t mix64(uint64_t x) {
+NVFP4_MOE_HOST_DEVICE constexpr uint64_t mix64(uint64_t x) {
   x += 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;

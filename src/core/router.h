@@ -76,7 +76,7 @@ struct SelectExperts {
   DType logits_dtype = DType::kBf16;
   int64_t logits_stride = 0;
   const float* correction_bias = nullptr;  // (E), with config.correction_bias
-  const float* expert_scale = nullptr;     // (E), with config.expert_scale; on the host only
+  const float* expert_scale = nullptr;     // (E), with config.expert_scale
   // With config.hash_routing: token ids (T), and the experts of each token of the vocabulary
   // (vocab_size, k). Each is I32 or I64.
   const void* token_ids = nullptr;

@@ -90,7 +90,8 @@ double ratio(double error, double norm) {
 
 }  // namespace
 
-Comparison compare(const float* expected, const float* actual, int64_t tokens, int64_t channels) {
+Comparison compare(const float* expected, const float* actual, int64_t tokens, int64_t channels,
+                   double least_norm) {
   Comparison result;
   result.tokens = tokens;
   result.channels = channels;
@@ -137,7 +138,8 @@ Comparison compare(const float* expected, const float* actual, int64_t tokens, i
   const double floor = used > 0 ? kNormFloor * sum / static_cast<double>(used) : 0;
   for (size_t t = 0; t < norms.size(); ++t) {
     // There is no floor for a token that must be exactly zero.
-    const double norm = norms[t] > 0 ? std::max(norms[t], floor) : 0;
+    const double own = norms[t] > 0 ? std::max(norms[t], floor) : 0;
+    const double norm = std::max(own, least_norm);
     const double error = ratio(errors[t], norm);
     if (error > result.worst_token_l2 || result.worst_token < 0) {
       result.worst_token_l2 = error;
@@ -146,16 +148,21 @@ Comparison compare(const float* expected, const float* actual, int64_t tokens, i
     result.worst_element = std::max(
         result.worst_element, ratio(largest[t], norm / std::sqrt(static_cast<double>(channels))));
   }
-  result.relative_l2 = ratio(std::sqrt(error_sq), std::sqrt(expected_sq));
-  if (expected_sq > 0 && actual_sq > 0)
+  result.relative_l2 = ratio(std::sqrt(error_sq), std::max(std::sqrt(expected_sq), least_norm));
+  if (std::sqrt(expected_sq) < least_norm)
+    result.cosine = 1;
+  else if (expected_sq > 0 && actual_sq > 0)
     result.cosine = dot / (std::sqrt(expected_sq) * std::sqrt(actual_sq));
   else
     result.cosine = expected_sq == actual_sq ? 1 : 0;
   return result;
 }
 
-LayerLimits layer_limits(const MoeConfig& config, int64_t tokens) {
-  const double count = static_cast<double>(std::max<int64_t>(tokens, 1));
+namespace {
+
+// elements: intermediate values that events are counted over, of all tokens and of one.
+LayerLimits limits_over(const MoeConfig& config, double count, double elements,
+                        double token_elements) {
   // Three roundings to bf16 (intermediate, row, output): sqrt(kMeanAbs e step) has its fixed point
   // at kMeanAbs * step, and no token can lose more than one largest ulp (2^-7) at each of the
   // three.
@@ -163,13 +170,11 @@ LayerLimits layer_limits(const MoeConfig& config, int64_t tokens) {
   double token_sq = 3.0 * std::pow(0x1p-7, 2);
   if (count == 1) batch_sq = token_sq;
   const Flips flips = flips_of(config->activation_format);
-  const double elements =
-      static_cast<double>(config->top_k) * static_cast<double>(config->intermediate_size);
   const bool fp8 = config->activation_format == ActivationFormat::kFp8;
   double error = gemm1_relative_error(config->hidden_size, config->expert_biases);
   if (fp8) error = std::max(error, 2.0 * fp8_relative_error(config->hidden_size));
-  batch_sq += flip_share(flips, elements * count, error, kLogOdds);
-  token_sq += flip_share(flips, elements, error, kLogOdds + std::log(count));
+  batch_sq += flip_share(flips, elements, error, kLogOdds);
+  token_sq += flip_share(flips, token_elements, error, kLogOdds + std::log(count));
   if (fp8) {
     const double rescaled =
         static_cast<double>(config->intermediate_size) / (kFp8ScaleStep * kFp8ScaleStep);
@@ -184,6 +189,19 @@ LayerLimits layer_limits(const MoeConfig& config, int64_t tokens) {
   limits.worst_token_l2 = std::sqrt(token_sq);
   limits.worst_element = 6.0 * limits.worst_token_l2;
   return limits;
+}
+
+}  // namespace
+
+LayerLimits layer_limits(const MoeConfig& config, int64_t tokens) {
+  const double count = static_cast<double>(std::max<int64_t>(tokens, 1));
+  const double elements =
+      static_cast<double>(config->top_k) * static_cast<double>(config->intermediate_size);
+  return limits_over(config, count, elements * count, elements);
+}
+
+LayerLimits token_limits(const MoeConfig& config, double elements) {
+  return limits_over(config, 1, elements, elements);
 }
 
 std::string broken_limit(const Comparison& comparison, const LayerLimits& limits) {

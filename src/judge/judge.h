@@ -35,7 +35,12 @@ struct Comparison {
 // Compares arrays, (tokens, channels) row-major. Elements that are NaN, or the same infinity, on
 // both sides enter no metric. A token that should be all zero and is not has an infinite relative
 // error.
-Comparison compare(const float* expected, const float* actual, int64_t tokens, int64_t channels);
+//
+// least_norm: a token's norm in these metrics is at least this. A token that is compared by itself
+// has no mean norm of a batch, so its rows give it one (numerics.md, section 8). If the expected
+// norm of the batch is below it, the cosine is not measured (1).
+Comparison compare(const float* expected, const float* actual, int64_t tokens, int64_t channels,
+                   double least_norm = 0);
 
 // Limits of a whole layer against the reference, by config (docs/explanation/numerics.md derives
 // them). More tokens give a tighter limit for the batch, and a slightly wider one for its worst
@@ -47,6 +52,10 @@ struct LayerLimits {
   double worst_element = 0;
 };
 LayerLimits layer_limits(const MoeConfig& config, int64_t tokens = 1);
+// Limits of one token whose rows differ in size. A row of `inner` intermediate values that has a
+// share p of the sum of all rows' squared norms gives inner / p; elements is the least over the
+// rows. Rows of one size give top_k * intermediate_size, the number that layer_limits assumes.
+LayerLimits token_limits(const MoeConfig& config, double elements);
 // Empty if the comparison holds. Otherwise: which limit broke, by how much, and at which
 // coordinates.
 std::string broken_limit(const Comparison& comparison, const LayerLimits& limits);

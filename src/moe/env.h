@@ -36,7 +36,8 @@ struct Env {
   // NVFP4_MOE_THREADS: size of a pool that a layer creates; 0: one thread per core
   int threads = 0;
   std::string dump_directory;  // NVFP4_MOE_DUMP: each call writes a repro here before it runs
-  // NVFP4_MOE_CHECK: each run is repeated on the reference backend and compared
+  // NVFP4_MOE_CHECK: each run is repeated on the reference backend and compared; on a device one
+  // token of it
   bool check = false;
   // NVFP4_MOE_ONE_LAUNCH: see Limits::one_launch
   bool one_launch = true;

@@ -207,7 +207,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::open_on(const Backend& backend, cons
   NVFP4_MOE_ASSIGN(auto layer, prepare(backend, config, source.scales, options, env));
   layer->declared_ = source.declared;
   NVFP4_MOE_TRY(layer->pack(source, progress));
-  NVFP4_MOE_TRY(layer->attach_debug(env, options));
+  NVFP4_MOE_TRY(layer->attach_debug(env, options, source.name));
   return layer;
 }
 

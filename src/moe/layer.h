@@ -158,7 +158,8 @@ class MoeLayer {
                            void* stream = nullptr) const;
   // Over ranks on a device, failures of runs after they were enqueued, replays of graphs included:
   // the exchange's failure while work was in progress and, with a capacity, reported once, that
-  // runs since the last call exceeded it. Waits for the stream.
+  // runs since the last call exceeded it. On a device under NVFP4_MOE_CHECK, once, a token that the
+  // check has found wrong; earlier runs of the stream are checked first. Waits for the stream.
   Status failure(void* stream = nullptr) const;
 
   // Replaces one expert's weights in place; kBusy while a run is in flight. The source is checked
@@ -203,9 +204,8 @@ class MoeLayer {
                                                    const LayerScales& scales,
                                                    const LayerOptions& options, const Env& env);
   Status pack(const LayerSource& source, const ProgressFn& progress);
-  // Sets up the reference layer and the dump directory if the environment requests them. Needs the
-  // experts.
-  Status attach_debug(const Env& env, const LayerOptions& options);
+  // Sets up the check and the dump directory if the environment requests them. Needs the experts.
+  Status attach_debug(const Env& env, const LayerOptions& options, const std::string& name);
   Status run_over_ranks(const Batch& batch, void* workspace, size_t workspace_bytes,
                         void* stream) const;
   // The counts of run_local in the workspace.

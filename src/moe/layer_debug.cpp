@@ -62,6 +62,11 @@ Status check_against(const MoeLayer& reference, const Batch& batch, const char* 
 
 Status LayerDebug::run(const MoeLayer& layer, const Batch& batch, std::byte* workspace,
                        const RunContext& context) const {
+  if (rows != nullptr) {
+    NVFP4_MOE_TRY(rows->failure());
+    NVFP4_MOE_TRY(layer.backend().run(layer.weights(), layer.plan(), batch, workspace, context));
+    return batch.tokens > 0 ? rows->sample(batch, context.stream) : Status();
+  }
   // without tokens there is nothing to replay
   const bool dumped = !dump_directory.empty() && batch.tokens > 0;
   const std::string dump = dumped ? next_dump(dump_directory) : "";
@@ -77,14 +82,20 @@ Status LayerDebug::run(const MoeLayer& layer, const Batch& batch, std::byte* wor
   return {};
 }
 
-Status MoeLayer::attach_debug(const Env& env, const LayerOptions& options) {
+Status MoeLayer::attach_debug(const Env& env, const LayerOptions& options,
+                              const std::string& name) {
   const bool check = env.check && backend_ != &kReferenceBackend;
   if (!check && env.dump_directory.empty()) return {};
-  if (backend_->memory != nullptr)
-    return unsupported(
-        std::string("NVFP4_MOE_CHECK and NVFP4_MOE_DUMP: expected a backend with batches in host "
-                    "memory, got ") +
-        backend_->name);
+  if (backend_->memory != nullptr) {
+    if (!env.dump_directory.empty())
+      return unsupported(
+          std::string("NVFP4_MOE_DUMP: expected a backend with batches in host memory, got ") +
+          backend_->name + "; on a device only NVFP4_MOE_CHECK works");
+    auto debug = std::make_unique<LayerDebug>();
+    NVFP4_MOE_ASSIGN(debug->rows, RowCheck::open(*backend_, *weights_, plan_.device.kind, name));
+    debug_ = std::move(debug);
+    return {};
+  }
   std::error_code error;
   if (!env.dump_directory.empty() && !std::filesystem::is_directory(env.dump_directory, error))
     return invalid_argument("environment NVFP4_MOE_DUMP: expected a directory, got \"" +

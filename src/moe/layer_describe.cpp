@@ -8,6 +8,7 @@
 #include "moe/batch_check.h"
 #include "moe/config_json.h"
 #include "moe/layer.h"
+#include "moe/layer_debug.h"
 #include "moe/registry.h"
 
 namespace nvfp4_moe::internal {
@@ -114,8 +115,14 @@ std::string MoeLayer::describe_json() const {
   if (config->activation_scale == ActivationScale::kStatic && config->static_headroom != 1.0f)
     notes.push_back("static_headroom " + Json(config->static_headroom).dump() +
                     " is in the hidden scale");
-  if (debug_)
+  if (debug_ && debug_->rows) {
+    notes.push_back("NVFP4_MOE_CHECK is set: one token of each run is compared with the reference");
+    const RowCheck::Counts counts = debug_->rows->counts();
+    json["check"] = {
+        {"checked", counts.checked}, {"dropped", counts.dropped}, {"failed", counts.failed}};
+  } else if (debug_) {
     notes.push_back("NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set: runs allocate and are slow");
+  }
   json["notes"] = notes;
   if (combine_) combine_->describe(json);
   return json.dump();

@@ -49,6 +49,8 @@ Status MoeLayer::replace_expert_at_rest(int64_t local_expert, const ExpertSource
 Status MoeLayer::replace_in_place(int64_t local_expert, const ExpertSource& source,
                                   bool captured_too) {
   NVFP4_MOE_TRY(check_replacement(local_expert, source));
+  RowCheck* const rows = debug_ ? debug_->rows.get() : nullptr;
+  const RowCheck::Hold held = rows != nullptr ? rows->hold() : RowCheck::Hold();
   const WeightUses::Replacement replacement(uses_);
   if (!replacement) return busy(replacement);
   if (captured_.load(std::memory_order_relaxed) && !captured_too)
@@ -62,6 +64,8 @@ Status MoeLayer::replace_in_place(int64_t local_expert, const ExpertSource& sour
   const std::lock_guard no_fork(replacing_);
   const Status packed = backend_->pack_expert(*weights_, local_expert, source);
   weights_->staging = {};
+  // Also after a failure, which may have written a part.
+  if (rows != nullptr) NVFP4_MOE_TRY(rows->replaced(local_expert, nullptr, true));
   NVFP4_MOE_TRY(packed);
   if (debug_ && debug_->reference) return debug_->reference->replace_expert(local_expert, source);
   return {};
@@ -80,12 +84,18 @@ Status MoeLayer::replace_expert_on_stream(int64_t local_expert, const ExpertSour
         "replace: expected a stream that is not being captured, got one that is");
   NVFP4_MOE_ASSIGN(StagedExpert staged,
                    device->stage(*weights_, local_expert, source, backend_->pack_expert));
+  RowCheck* const rows = debug_ ? debug_->rows.get() : nullptr;
+  // Before runs are held off: they must not wait for the check.
+  const RowCheck::Hold held = rows != nullptr ? rows->hold() : RowCheck::Hold();
   const WeightUses::HoldOff hold_off(uses_);
   const auto until = std::chrono::steady_clock::now() + kLongestWait;
   while (true) {
     // Not between the kernels of a run: another thread may be enqueuing one in this same stream.
     const WeightUses::Replacement replacement(uses_, true);
-    if (replacement) return device->put(*weights_, local_expert, staged, last_replacement_, stream);
+    if (replacement) {
+      NVFP4_MOE_TRY(device->put(*weights_, local_expert, staged, last_replacement_, stream));
+      return rows != nullptr ? rows->replaced(local_expert, stream, false) : Status();
+    }
     if (std::chrono::steady_clock::now() > until) return busy(replacement);
     std::this_thread::yield();
   }

@@ -107,11 +107,7 @@ Status MoeLayer::check_batch(const Batch& batch, const void* workspace, size_t w
   if (batch.shared_weights != nullptr && config->shared_intermediate_size == 0)
     return invalid_argument(
         "shared_weights: expected null (the layer has no shared expert), got a pointer");
-  if (batch.selection != nullptr) {
-    NVFP4_MOE_TRY(check_selection(config, batch));
-    if (backend_->memory != nullptr)
-      NVFP4_MOE_TRY(router::check_on_device(batch.selection->config));
-  }
+  if (batch.selection != nullptr) NVFP4_MOE_TRY(check_selection(config, batch));
   if (batch.tokens == 0) return {};
 
   const int64_t values = batch.tokens * config->hidden_size;
@@ -212,6 +208,12 @@ Status MoeLayer::decline(const Status& why) const {
 }
 
 Status MoeLayer::failure(void* stream) const {
+  if (debug_ && debug_->rows) {
+    NVFP4_MOE_TRY(check_process("status"));
+    // Waits for the stream, and then for the check of its runs.
+    NVFP4_MOE_TRY(backend_->memory->to_host(weights_->device, nullptr, nullptr, 0, stream));
+    NVFP4_MOE_TRY(debug_->rows->finish());
+  }
   if (!combine_) return {};
   NVFP4_MOE_TRY(combine_->work_state());
   return combine_->report(stream);

@@ -102,7 +102,7 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(
   }
   if (!result.reason.empty())
     log_line(LogLevel::kWarning, "packed cache not used: " + result.reason);
-  NVFP4_MOE_TRY(layer->attach_debug(env, options));
+  NVFP4_MOE_TRY(layer->attach_debug(env, options, source.name));
   return layer;
 }
 

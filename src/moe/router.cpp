@@ -169,18 +169,10 @@ Status select_experts(const SelectExperts& call) {
   return {};
 }
 
-Status check_on_device(const RouterConfig& config) {
-  if (!config.expert_scale) return {};
-  return unsupported(
-      "expert_scale: expected none on a GPU, whose kernels do not have it; multiply the weights of "
-      "select_experts without it by the scales of their experts, and run the layer on the product");
-}
-
 Status device_select_experts(int index, const SelectExperts& call, void* stream,
                              const DeviceRouter* functions) {
   NVFP4_MOE_TRY(check_device_index(index));
   NVFP4_MOE_TRY(check_call(call));
-  NVFP4_MOE_TRY(check_on_device(call.config));
   NVFP4_MOE_ASSIGN(functions, router_of(index, functions));
   if (call.tokens == 0) return {};
   return functions->select_experts(index, call, stream);

@@ -28,9 +28,6 @@ SelectionArrays arrays_of(const SelectExperts& call);
 Status check_call(const RouterGemm& call);
 Status check_call(const SelectExperts& call);
 
-// Refuses options that the kernels of devices do not have yet.
-Status check_on_device(const RouterConfig& config);
-
 // Without tokens the arrays may be null.
 Status router_gemm(const RouterGemm& call);
 // On cuda:index, in whose memory all arrays are. functions: null for those of this build; tests

@@ -78,6 +78,8 @@ Status check_options(const LayerOptions& options, const ExpertParallelOptions& p
     return unsupported(
         "NVFP4_MOE_CHECK, NVFP4_MOE_DUMP: expected neither with all_to_all, whose runs they do not "
         "see");
+  if (env.check && options.device != "cpu")
+    return unsupported("NVFP4_MOE_CHECK: expected 0 for a layer over ranks on a device, got 1");
   return {};
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/reduce_case.h"
+#include "moe/tiny.h"
 
 namespace nvfp4_moe::internal::test {
 namespace {
@@ -61,6 +62,17 @@ TEST_P(CudaAllReduce, IsCapturedAndReplayed) {
         ASSERT_OK(rank.exchange.barrier());
       },
       between());
+}
+
+// The check sees neither the sum nor the slots of a rank.
+TEST_P(CudaAllReduce, DeclinesTheCheck) {
+  const CaseData data = made(spec_of(9, 64, 32));
+  const ScopedEnv check("NVFP4_MOE_CHECK", "1");
+  on_ranks(Over::kThreads, world(), kCaseTimeout, [&](Exchange& exchange) {
+    ASSERT_OK(connect_devices(exchange, between()));
+    EXPECT_THAT(open_on_device(exchange, data, combined_by(CombineBy::kAllReduce)),
+                Refused(Code::kUnsupported, "NVFP4_MOE_CHECK"));
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Links, CudaAllReduce, testing::ValuesIn(links({1, 2, 3})), name_of_link);

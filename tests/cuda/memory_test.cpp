@@ -112,38 +112,46 @@ class CudaMemory : public BackendTest {
 ATTACK_TEST_P(kGpu, CudaMemory, OpenRunAndWarmUp) {
   const TinyLayer tiny(sizes());
   TinyBatch batch(tiny.options, 9);
-  EXPECT_GE(expect_out_of_memory([&]() -> Status {
-              NVFP4_MOE_ASSIGN(const auto layer, MoeLayer::open_on(backend(), tiny.config(),
-                                                                   tiny.source(), options()));
-              NVFP4_MOE_TRY(run_from_host(*layer, batch.batch()).status());
-              NVFP4_MOE_ASSIGN(const Buffer workspace,
-                               backend().allocate(layer->workspace_bytes(), 0, "workspace"));
-              return layer->warmup(workspace.data(), workspace.size_bytes());
-            }),
-            6);  // two of them are of open: weights and staging
+  const auto operation = [&]() -> Status {
+    NVFP4_MOE_ASSIGN(const auto layer,
+                     MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()));
+    NVFP4_MOE_TRY(run_from_host(*layer, batch.batch()).status());
+    NVFP4_MOE_ASSIGN(const Buffer workspace,
+                     backend().allocate(layer->workspace_bytes(), 0, "workspace"));
+    return layer->warmup(workspace.data(), workspace.size_bytes());
+  };
+  const int64_t plain = expect_out_of_memory(operation);
+  EXPECT_GE(plain, 6);  // two of them are of open: weights and staging
+  const ScopedEnv check("NVFP4_MOE_CHECK", "1");
+  EXPECT_EQ(expect_out_of_memory(operation), plain + 2);  // counters and staging
 }
 
-// A run requests no memory: if every allocation fails, it still gives the same bits.
+// A run requests no memory: if every allocation fails, it still gives the same bits. The check of
+// its token requests none either.
 ATTACK_TEST_P(kGpu, CudaMemory, RunAllocatesNothing) {
-  const TinyLayer tiny(sizes());
-  TinyBatch batch(tiny.options, 9);
-  const auto layer = must(MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()));
-  const auto placed = must(PlacedBatch::place(**layer, batch.batch()));
-  const auto workspace = must(backend().allocate((*layer)->workspace_bytes(), 0, "workspace"));
-  const auto run = [&] {
-    EXPECT_OK((*layer)->run(placed->batch(), workspace->data(), workspace->size_bytes()));
-    EXPECT_OK(placed->fetch());
-    return batch.out;
-  };
-  const std::vector<float> expected = run();
-  asked = 0;
-  fail_all = true;
-  fail_at = 1;
-  const std::vector<float> actual = run();
-  attacked();
-  fail_at = 0;
-  EXPECT_EQ(asked.load(), 0);
-  EXPECT_TRUE(same_bits(expected, actual));
+  for (const char* const checks : {"0", "1"}) {
+    const ScopedEnv check("NVFP4_MOE_CHECK", checks);
+    const TinyLayer tiny(sizes());
+    TinyBatch batch(tiny.options, 9);
+    const auto layer = must(MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()));
+    const auto placed = must(PlacedBatch::place(**layer, batch.batch()));
+    const auto workspace = must(backend().allocate((*layer)->workspace_bytes(), 0, "workspace"));
+    const auto run = [&] {
+      EXPECT_OK((*layer)->run(placed->batch(), workspace->data(), workspace->size_bytes()));
+      EXPECT_OK((*layer)->status(workspace->data(), workspace->size_bytes()));
+      EXPECT_OK(placed->fetch());
+      return batch.out;
+    };
+    const std::vector<float> expected = run();
+    asked = 0;
+    fail_all = true;
+    fail_at = 1;
+    const std::vector<float> actual = run();
+    attacked();
+    fail_at = 0;
+    EXPECT_EQ(asked.load(), 0);
+    EXPECT_TRUE(same_bits(expected, actual));
+  }
 }
 
 // If its memory fails, the expert is unchanged.

@@ -71,6 +71,10 @@ class SelectionOnADevice : public BackendTest {
     const int64_t experts = router.config.num_experts;
     std::vector<float> bias(static_cast<size_t>(experts));
     for (size_t e = 0; e < bias.size(); ++e) bias[e] = static_cast<float>(e * 7 % 16) / 16.0f;
+    // Numbers of 24 significant bits, zero and negative ones.
+    std::vector<float> scale(static_cast<size_t>(experts));
+    for (size_t e = 0; e < scale.size(); ++e)
+      scale[e] = (static_cast<float>(e * 5 % 13) - 3.0f) / 7.0f;
 
     // The arrays of the run that selects: ids that name no expert, until the run writes others.
     std::vector<uint8_t> out(data->out_bytes());
@@ -79,7 +83,7 @@ class SelectionOnADevice : public BackendTest {
     for (float& weight : blank.topk_weights) weight = std::nanf("");
     Batch placed = selects.place(blank.batch(out.data()));
     const OnDevice<uint8_t, 1> device_logits(logits_of(router, spec.tokens, 1));
-    const OnDevice<float> device_bias(bias);
+    const OnDevice<float> device_bias(bias), device_scale(scale);
     SelectExperts call;
     call.config = router.config;
     call.tokens = spec.tokens;
@@ -89,6 +93,7 @@ class SelectionOnADevice : public BackendTest {
     SelectExperts on_device = call;
     on_device.logits = device_logits.data() + router.padding * bits(router.dtype) / 8;
     on_device.correction_bias = router.config.correction_bias ? device_bias.data() : nullptr;
+    on_device.expert_scale = router.config.expert_scale ? device_scale.data() : nullptr;
     on_device.topk_ids = const_cast<void*>(placed.topk_ids);
     on_device.topk_weights = const_cast<float*>(placed.topk_weights);
     placed.selection = &on_device;
@@ -103,6 +108,7 @@ class SelectionOnADevice : public BackendTest {
       const std::vector<uint8_t> logits = logits_of(router, spec.tokens, seed);
       call.logits = logits.data() + router.padding * bits(router.dtype) / 8;
       call.correction_bias = router.config.correction_bias ? bias.data() : nullptr;
+      call.expert_scale = router.config.expert_scale ? scale.data() : nullptr;
       call.topk_ids = data->topk_ids.data();
       call.topk_weights = data->topk_weights.data();
       select_experts(call);
@@ -198,6 +204,13 @@ TEST_P(SelectionOnADevice, OfEveryKindOfRouter) {
   grouped.config.num_expert_group = 4;
   grouped.config.topk_group = 2;
   expect_same_bits(small(2, ActivationFormat::kBf16, 32), grouped, false);
+  for (const bool biased : {false, true}) {  // weights by logits that are kept, and read again
+    Router scaled = softmax(128, 8, true);
+    scaled.config.expert_scale = true;
+    scaled.config.correction_bias = biased;
+    scaled.config.routed_scaling_factor = 1.7f;
+    expect_same_bits(small(3, ActivationFormat::kBf16, 128), scaled, false);
+  }
   Case weighted = small(2, ActivationFormat::kBf16, 16);
   weighted.options.router_weight = RouterWeight::kOnInput;
   expect_same_bits(weighted, softmax(16, 1, false), false);

@@ -181,6 +181,28 @@ TEST_P(Judge, SmallTokenIsHeldToATenthOfTheMeanNorm) {
   EXPECT_THAT(shrunk([](float& x) { x += x < 0 ? -0.5f : 0.5f; }), HasSubstr("token 9"));
 }
 
+// A token by itself whose rows cancel to a thousandth: errors count against its rows' norm.
+TEST_P(Judge, TokenByItselfIsHeldToTheNormOfItsRows) {
+  constexpr int64_t kCount = 256;
+  const LayerLimits limits = token_limits(config_of(GetParam()), 8.0 * 1536);
+  std::vector<float> expected(kCount), actual(kCount);
+  for (int64_t c = 0; c < kCount; ++c)
+    expected[static_cast<size_t>(c)] = c % 2 == 0 ? 1e-3f : -1e-3f;
+  const auto verdict = [&](double error, double least_norm) {
+    for (size_t c = 0; c < actual.size(); ++c)
+      actual[c] = expected[c] + static_cast<float>(c % 4 < 2 ? error : -error);
+    return broken_limit(compare(expected.data(), actual.data(), 1, kCount, least_norm), limits);
+  };
+  const double rows_norm = 1e3 * 1e-3 * std::sqrt(static_cast<double>(kCount));
+  const double limit = limits.relative_l2;  // an element's error, since the rows' rms is 1
+  EXPECT_EQ(verdict(0.9 * limit, rows_norm), "");
+  EXPECT_THAT(verdict(1.1 * limit, rows_norm), HasSubstr("relative L2"));
+  EXPECT_THAT(verdict(0.9 * limit, 0), HasSubstr("relative L2"));
+  std::fill(expected.begin(), expected.end(), 0.0f);
+  EXPECT_EQ(verdict(0.9 * limit, rows_norm), "");
+  EXPECT_THAT(verdict(1e-9, 0), HasSubstr("relative L2"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Formats, Judge,
                          testing::Values(ActivationFormat::kNvfp4, ActivationFormat::kBf16,
                                          ActivationFormat::kInt8Block, ActivationFormat::kFp8),
@@ -193,6 +215,17 @@ TEST(LayerLimits, MoreTokensTightenTheBatchAndLoosenTheWorstToken) {
   EXPECT_GT(many.cosine, one.cosine);
   EXPECT_GE(many.worst_token_l2, one.worst_token_l2);
   EXPECT_GT(many.relative_l2, layer_limits(config_of(ActivationFormat::kBf16), 512).relative_l2);
+}
+
+TEST(LayerLimits, OneTokenWithEqualRowsHasTheLimitsOfItsLayer) {
+  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
+    const MoeConfig config = config_of(format);
+    const double equal = static_cast<double>(config->top_k * config->intermediate_size);
+    const LayerLimits layer = layer_limits(config, 1);
+    EXPECT_DOUBLE_EQ(token_limits(config, equal).relative_l2, layer.relative_l2);
+    EXPECT_DOUBLE_EQ(token_limits(config, equal).worst_element, layer.worst_element);
+    EXPECT_GT(token_limits(config, equal / 4).relative_l2, layer.relative_l2);
+  }
 }
 
 TEST(LayerLimits, WeightOnlyLimitsAreBf16Roundings) {

@@ -33,6 +33,7 @@ CONFIGS = {
     ),
     "softmax with bias": nv.RouterConfig(512, 10, renormalize=True, correction_bias=True),
     "1024 experts": nv.RouterConfig(1024, 32, "sqrt_softplus", correction_bias=True),
+    "gemma4": nv.RouterConfig(128, 8, renormalize=True, expert_scale=True),
     "deepseek_v4 hash": nv.RouterConfig(256, 6, "sqrt_softplus", True, 1e-20, 1.5, hash_routing=True),
 }
 
@@ -58,7 +59,8 @@ def arrays_of(config: nv.RouterConfig, tokens: int) -> dict[str, torch.Tensor]:
         table = torch.randint(0, config.num_experts, (50, config.top_k), generator=g)
         table[3, 0], table[4, 1] = -1, config.num_experts
         return {"token_ids": torch.randint(-2, 52, (tokens,), generator=g), "hash_table": table}
-    return {"correction_bias": torch.randn(config.num_experts, generator=g)} if config.correction_bias else {}
+    options = {"correction_bias": config.correction_bias, "expert_scale": config.expert_scale}
+    return {name: torch.randn(config.num_experts, generator=g) for name, used in options.items() if used}
 
 
 def same(actual: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]) -> bool:
@@ -183,7 +185,7 @@ def tiny_layer(config: nv.RouterConfig) -> nv.MoeLayer:
 
 
 # Runs that select: with one token to four each CTA selects for itself, with more a kernel does it before.
-@pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_v3", "gemma4"])
 def test_a_layer_selects_for_itself(name: str) -> None:
     config = CONFIGS[name]
     layer = tiny_layer(config)

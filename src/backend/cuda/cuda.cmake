@@ -72,8 +72,8 @@ function(cuda_room name)
   cuda_objects(${name} ${name} "${ROOM_BATCHES}" "${ROOM_ARCHITECTURES}" ${sources})
 endfunction()
 
-set(unchecked device/measure exchange/peer_sums exchange/ranks pack/fp8_pack pack/pack pack/replace pack/source_check
-              steps/format steps/linear steps/scale_hidden)
+set(unchecked device/measure device/sample_token exchange/peer_sums exchange/ranks pack/fp8_pack pack/pack pack/replace
+              pack/source_check steps/format steps/linear steps/scale_hidden)
 list(TRANSFORM unchecked REPLACE "(.+)" "backend/cuda/\\1.cu")
 cuda_room(cuda FOLDERS backend/cuda USES backend BATCHES UNCHECKED ${unchecked})
 cuda_room(sm80 FOLDERS backend/sm80 USES cuda)

@@ -187,7 +187,7 @@ Status pack_joined(const TileFormat& format, const Buffer& staging, const Joined
 }
 
 Status unpack_joined(const TileFormat& format, const Buffer& staging, const Joined& joined,
-                     std::byte* joined_tiles, Nvfp4Buffers* const (&out)[2]) {
+                     std::byte* joined_tiles, Nvfp4Buffers* const (&out)[2], cudaStream_t stream) {
   for (int p = 0; p < joined.projections; ++p) {
     out[p]->codes.resize(static_cast<size_t>(joined.rows * (joined.k / 2)));
     out[p]->block_scales.resize(static_cast<size_t>(joined.rows * (joined.k / 16)));
@@ -195,19 +195,19 @@ Status unpack_joined(const TileFormat& format, const Buffer& staging, const Join
   return for_each_run(
       staging, joined, joined_tiles,
       [&](int64_t first, const StagedRows& staged, int64_t vecs, const uint8_t* tiles) {
-        NVFP4_MOE_TRY(format.unpack(staged, vecs, joined.tiles.k_tiles, tiles, kStream));
+        NVFP4_MOE_TRY(format.unpack(staged, vecs, joined.tiles.k_tiles, tiles, stream));
         for (int p = 0; p < joined.projections; ++p) {
           const auto copy = [&](uint8_t* to, const uint8_t* from, int64_t row_bytes) {
             return check(cudaMemcpyAsync(to + first * row_bytes, from,
                                          static_cast<size_t>(staged.rows * row_bytes),
-                                         cudaMemcpyDeviceToHost, kStream),
+                                         cudaMemcpyDeviceToHost, stream),
                          "unpack: copy");
           };
           NVFP4_MOE_TRY(copy(out[p]->codes.data(), staged.matrices[p].codes, joined.k / 2));
           NVFP4_MOE_TRY(
               copy(out[p]->block_scales.data(), staged.matrices[p].scales, joined.k / 16));
         }
-        return check(cudaStreamSynchronize(kStream), "unpack");
+        return check(cudaStreamSynchronize(stream), "unpack");
       });
 }
 
@@ -415,27 +415,31 @@ Status unpack_expert(const TileFormat& format, const PackedWeights& weights, int
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const PackedExpert packed(weights, local_expert);
-  // Allocated here, since several threads may unpack one layer at once.
-  const auto size_bytes = static_cast<size_t>(packed.staging_bytes);
-  NVFP4_MOE_ASSIGN(const Buffer staging,
-                   allocate(size_bytes, weights.device, "staging for unpacking"));
+  const bool borrows = weights.unpack_stream != nullptr;
+  const cudaStream_t stream = borrows ? static_cast<cudaStream_t>(weights.unpack_stream) : kStream;
+  Buffer own;
+  if (!borrows) {  // several threads may unpack one layer at once
+    NVFP4_MOE_ASSIGN(own, allocate(static_cast<size_t>(packed.staging_bytes), weights.device,
+                                   "staging for unpacking"));
+  }
+  const Buffer& staging = borrows ? weights.staging : own;
   if (!packed.gated) out.gate = {};
   NVFP4_MOE_TRY(unpack_joined(format, staging, packed.gate_up, packed.gate_up_tiles,
-                              {packed.gated ? &out.gate : &out.up, &out.up}));
+                              {packed.gated ? &out.gate : &out.up, &out.up}, stream));
   NVFP4_MOE_TRY(
-      unpack_joined(format, staging, packed.down, packed.down_tiles, {&out.down, nullptr}));
+      unpack_joined(format, staging, packed.down, packed.down_tiles, {&out.down, nullptr}, stream));
   Nvfp4Buffers* const projections[] = {&out.gate, &out.up, &out.down};
   for (const ZeroScaleCodes& kept : weights.zero_scale_codes[static_cast<size_t>(packed.index)])
     std::memcpy(projections[kept.projection]->codes.data() + kept.block * 8, kept.codes.data(),
                 kept.codes.size());
   out.scales = weights.tensor_scales_of(local_expert);
-  NVFP4_MOE_TRY(unpack_biases(weights, packed.biases_offset, local_expert, out,
-                              [](void* to, const void* from, size_t bytes) {
-                                return check(cudaMemcpyAsync(to, from, bytes,
-                                                             cudaMemcpyDeviceToHost, kStream),
-                                             "unpack: biases");
-                              }));
-  return check(cudaStreamSynchronize(kStream), "unpack");
+  NVFP4_MOE_TRY(
+      unpack_biases(weights, packed.biases_offset, local_expert, out,
+                    [stream](void* to, const void* from, size_t bytes) {
+                      return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream),
+                                   "unpack: biases");
+                    }));
+  return check(cudaStreamSynchronize(stream), "unpack");
 }
 
 }  // namespace nvfp4_moe::internal::cuda

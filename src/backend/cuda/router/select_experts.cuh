@@ -281,8 +281,10 @@ __device__ float router_weight(const SelectExperts& call, const void* row,
   }
   const bool divide = config.renormalize || config.scoring == Scoring::kSoftmax;
   if (!chosen) return 0.0f;
-  return router::weight_of(score, divide, divisor,
-                           static_cast<double>(config.routed_scaling_factor), selected.nonfinite);
+  double factor = static_cast<double>(config.routed_scaling_factor);
+  if (call.expert_scale != nullptr)
+    factor *= static_cast<double>(call.expert_scale[selected.expert]);
+  return router::weight_of(score, divide, divisor, factor, selected.nonfinite);
 }
 
 // The row of a token's logits.

@@ -1,0 +1,384 @@
+// NVFP4_MOE_CHECK on a GPU: a wrong value is found in the run whose token has it, correct layers
+// pass, and a run never waits for the check.
+#include <cuda_runtime.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cases/cases.h"
+#include "core/random.h"
+#include "core/router.h"
+#include "cuda/device_memory.h"
+#include "cuda/graph.h"
+#include "io/json.h"
+#include "judge/judge.h"
+#include "moe/layer.h"
+#include "moe/placed_batch.h"
+#include "moe/tiny.h"
+#include "support/backends.h"
+#include "support/case_source.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::internal::test {
+namespace {
+
+constexpr int64_t kTokens = 9, kWrongToken = 3, kWrongChannel = 17;
+
+// The run, counted from 1, in which the check takes that token of a batch for the first time after
+// `run` runs.
+int64_t run_that_takes(int64_t token, int64_t run = 0) {
+  do ++run;
+  while (mix64(static_cast<uint64_t>(run)) % kTokens != static_cast<uint64_t>(token));
+  return run;
+}
+
+// A backend whose runs write 48.6 to a channel of one token, or of all (-1).
+const Backend* real_backend = nullptr;
+int64_t wrong_token = kWrongToken;
+Backend wrong_backend(const Backend& real) {
+  real_backend = &real;
+  Backend backend = real;
+  backend.name = "wrong";
+  backend.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch,
+                   std::byte* workspace, const RunContext& context) -> Status {
+    NVFP4_MOE_TRY(real_backend->run(weights, plan, batch, workspace, context));
+    for (int64_t token = 0; token < batch.tokens; ++token) {
+      if (wrong_token >= 0 && token != wrong_token) continue;
+      auto* const at =
+          static_cast<float*>(batch.out) + token * weights.config->hidden_size + kWrongChannel;
+      EXPECT_EQ(cudaMemsetAsync(at, 0x42, sizeof(float), static_cast<cudaStream_t>(context.stream)),
+                cudaSuccess);
+    }
+    return {};
+  };
+  return backend;
+}
+
+struct Counts {
+  int64_t checked, dropped, failed;
+};
+Counts counts_of(const MoeLayer& layer) {
+  const Json check = Json::parse(layer.describe_json())["check"];
+  return {check["checked"].get<int64_t>(), check["dropped"].get<int64_t>(),
+          check["failed"].get<int64_t>()};
+}
+
+// A layer's batch in device memory, with a stream of its own.
+struct Caller {
+  const MoeLayer& layer;
+  TinyBatch host;
+  PlacedBatch placed;
+  Buffer workspace;
+  OwnStream stream;
+
+  Caller(const MoeLayer& of, const TinyBatch& batch)
+      : layer(of),
+        host(batch),
+        placed(*PlacedBatch::place(of, host.batch())),
+        workspace(*of.backend().allocate(of.workspace_bytes(), 0, "workspace")) {}
+  Status run() { return run(placed.batch()); }
+  Status run(const Batch& batch) {
+    return layer.run(batch, workspace.data(), workspace.size_bytes(), stream);
+  }
+  // Checks the samples of all runs so far.
+  Status status() {
+    return layer.status(workspace.data(), workspace.size_bytes(), stream).status();
+  }
+};
+
+class CudaCheck : public BackendTest {
+ protected:
+  CudaCheck() { wrong_token = kWrongToken; }
+  static LayerOptions options(int64_t max_tokens = kTokens) {
+    LayerOptions options;
+    options.device = "cuda:0";
+    options.limits.max_tokens = max_tokens;
+    options.executor = &serial_executor();
+    return options;
+  }
+  static std::unique_ptr<MoeLayer> open(const Backend& backend, const TinyLayer& tiny) {
+    auto layer = MoeLayer::open_on(backend, tiny.config(), tiny.source(), options());
+    EXPECT_OK(layer);
+    return layer.ok() ? std::move(*layer) : nullptr;
+  }
+  // Layers with a shared expert, of every format that the backend takes.
+  std::vector<MoeOptions> kinds() const {
+    std::vector<MoeOptions> taken;
+    for (const ActivationFormat format : kActivationFormats) {
+      MoeOptions options = tiny_options();
+      options.hidden_size = 128;
+      options.intermediate_size = 64;
+      options.shared_intermediate_size = 32;
+      options.activation_format = format;
+      if (!declines(backend(), *MoeConfig::make(options))) taken.push_back(options);
+    }
+    EXPECT_FALSE(taken.empty());
+    return taken;
+  }
+
+ private:
+  const ScopedEnv check_{"NVFP4_MOE_CHECK", "1"};
+};
+class CudaCheckCases : public CudaCheck {};
+
+TEST_P(CudaCheck, FindsAWrongValueInTheRunThatTakesItsToken) {
+  const Backend wrong = wrong_backend(backend());
+  for (const MoeOptions& kind : kinds()) {
+    const TinyLayer tiny(kind);
+    const auto layer = open(wrong, tiny);
+    ASSERT_NE(layer, nullptr);
+    Caller caller(*layer, TinyBatch(kind, kTokens));
+    const int64_t expected = run_that_takes(kWrongToken);
+    for (int64_t run = 1; run < expected; ++run) {
+      ASSERT_OK(caller.run());
+      ASSERT_OK(caller.status());
+    }
+    ASSERT_OK(caller.run());
+    const Status found = caller.status();
+    EXPECT_THAT(found, Refused(Code::kCheckFailed, "NVFP4_MOE_CHECK: backend wrong: run " +
+                                                       std::to_string(expected) + ": "));
+    EXPECT_THAT(found.message(), HasSubstr("at token 3 channel 17: expected "));
+    EXPECT_THAT(found.message(), HasSubstr(", got 48.5647"));
+    EXPECT_OK(caller.status());  // reported once
+    EXPECT_EQ(counts_of(*layer).checked, expected);
+    EXPECT_EQ(counts_of(*layer).failed, 1);
+  }
+}
+
+// Replays take other tokens than the captured run, and their failures arrive the same way.
+TEST_P(CudaCheck, FindsItInReplaysOfAGraph) {
+  const Backend wrong = wrong_backend(backend());
+  const TinyLayer tiny;
+  const auto layer = open(wrong, tiny);
+  ASSERT_NE(layer, nullptr);
+  Caller caller(*layer, TinyBatch(tiny.options, kTokens));
+  ASSERT_OK(caller.run());
+  const Graph graph(caller.stream, [&] { return caller.run(); });
+  ASSERT_OK(graph.status());
+  ASSERT_OK(caller.status());
+  int64_t run = 1;
+  for (int found = 0; found < 2; ++found) {
+    const int64_t expected = run_that_takes(kWrongToken, run);
+    for (++run; run <= expected; ++run) {
+      graph.launch();
+      const Status status = caller.status();
+      if (run == expected) {
+        EXPECT_THAT(status, Refused(Code::kCheckFailed, "run " + std::to_string(expected) + ": "));
+      } else {
+        ASSERT_OK(status);
+      }
+    }
+    --run;
+  }
+}
+
+std::mutex logged_mutex;
+std::condition_variable logged_changed;
+std::vector<std::string> logged;
+bool log_blocks = false;
+void keep_line(int level, const char* text, void*) {
+  std::unique_lock lock(logged_mutex);
+  EXPECT_EQ(level, static_cast<int>(LogLevel::kError));
+  logged.emplace_back(text);
+  logged_changed.notify_all();
+  logged_changed.wait(lock, [] { return !log_blocks; });
+}
+
+// The check stands still, in the log's callback. Runs go on, and the tokens that find no slot are
+// dropped.
+TEST_P(CudaCheck, ARunNeverWaitsAndTheNextOneFails) {
+  constexpr int kRuns = 100;
+  wrong_token = -1;
+  logged.clear();
+  log_blocks = true;
+  set_log_callback(keep_line, nullptr);
+  const Backend wrong = wrong_backend(backend());
+  const TinyLayer tiny;
+  const auto layer = open(wrong, tiny);
+  ASSERT_NE(layer, nullptr);
+  Caller caller(*layer, TinyBatch(tiny.options, kTokens));
+  for (int i = 0; i < kRuns; ++i) ASSERT_OK(caller.run());
+  caller.stream.synchronize();
+  {
+    std::unique_lock lock(logged_mutex);
+    EXPECT_TRUE(
+        logged_changed.wait_for(lock, std::chrono::seconds(60), [] { return !logged.empty(); }));
+    log_blocks = false;
+  }
+  logged_changed.notify_all();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (counts_of(*layer).failed < kSampleSlots && std::chrono::steady_clock::now() < until)
+    std::this_thread::yield();
+  const Counts counts = counts_of(*layer);
+  EXPECT_EQ(counts.failed, kSampleSlots);
+  EXPECT_EQ(counts.checked, kSampleSlots);
+  EXPECT_EQ(counts.dropped, kRuns - kSampleSlots);
+  EXPECT_EQ(logged.size(), size_t{kSampleSlots});
+
+  std::vector<float> poison(caller.host.out.size(), -5.0f);
+  ASSERT_CUDA(cudaMemcpy(caller.placed.batch().out, poison.data(), poison.size() * sizeof(float),
+                         cudaMemcpyHostToDevice));
+  EXPECT_THAT(caller.run(), Refused(Code::kCheckFailed, "run 1: "));
+  caller.stream.synchronize();
+  EXPECT_OK(caller.placed.fetch());
+  EXPECT_EQ(caller.host.out, poison) << "nothing is enqueued";
+  set_log_callback(nullptr, nullptr);
+}
+
+// Hundreds of runs in two streams that take turns, with experts replaced in between.
+TEST_P(CudaCheck, PassesCorrectRunsWhileExpertsAreReplaced) {
+  for (const MoeOptions& kind : kinds()) {
+    SCOPED_TRACE(to_string(kind.activation_format));
+    const TinyLayer tiny(kind, 7), other(kind, 8);
+    const auto layer = open(backend(), tiny);
+    ASSERT_NE(layer, nullptr);
+    Caller first(*layer, TinyBatch(kind, kTokens, 3)), second(*layer, TinyBatch(kind, kTokens, 4));
+    const auto source = [&](int64_t expert, bool changed) {
+      const TinyLayer& of = changed ? other : tiny;
+      return expert == kSharedExpert ? of.shared[0].source()
+                                     : of.experts[static_cast<size_t>(expert)].source();
+    };
+    int64_t runs = 0;
+    for (int round = 0; round < 40; ++round) {
+      for (int i = 0; i < 2; ++i)
+        for (Caller* const caller : {&first, &second}) {
+          ASSERT_OK(caller->run());
+          ++runs;
+        }
+      first.stream.synchronize();
+      second.stream.synchronize();
+      // In half of the rounds the check may still have to read an expert that is replaced.
+      if (round % 2 == 0) {
+        ASSERT_OK(first.status());
+        ASSERT_OK(second.status());
+      }
+      const int64_t expert = round % 5 == 4 ? kSharedExpert : round % 4;
+      const ExpertSource changed = source(expert, round % 7 < 4);
+      ASSERT_OK(round % 3 == 0 ? layer->replace_expert(expert, changed)
+                               : layer->replace_expert_on_stream(expert, changed, first.stream));
+      first.stream.synchronize();
+    }
+    ASSERT_OK(first.status());
+    const Counts counts = counts_of(*layer);
+    EXPECT_EQ(counts.failed, 0);
+    EXPECT_EQ(counts.checked + counts.dropped, runs);
+    EXPECT_GE(counts.checked, runs / 2) << "rounds that wait lose no token";
+  }
+}
+
+// Two experts are the same but for 2^-21 of a scale, and their weights cancel. The rounding of a
+// row is a tenth of the output, and a token by itself must not fail for it.
+TEST_P(CudaCheck, PassesTokensWhoseRowsCancel) {
+  MoeOptions kind = tiny_options();
+  kind.activation_format = ActivationFormat::kBf16;
+  kind.row_format = RowFormat::kFp32;
+  TinyLayer tiny(kind);
+  tiny.experts[1] = tiny.experts[0];
+  tiny.experts[1].down.tensor_scale *= 1.0f + 0x1p-21f;
+  TinyBatch batch(kind, kTokens), expected(kind, kTokens);
+  for (TinyBatch* const of : {&batch, &expected})
+    for (size_t i = 0; i < of->ids.size(); ++i) {
+      of->ids[i] = static_cast<int32_t>(i % 2);
+      of->weights[i] = i % 2 == 0 ? 0.5f : -0.5f;
+    }
+  const auto layer = open(backend(), tiny);
+  ASSERT_NE(layer, nullptr);
+  Caller caller(*layer, batch);
+  for (int run = 0; run < 12; ++run) {
+    ASSERT_OK(caller.run());
+    ASSERT_OK(caller.status());
+  }
+  EXPECT_OK(caller.placed.fetch());
+  run_tiny(*open_tiny(tiny, tiny_layer_options(), &kReferenceBackend), expected);
+  const Comparison comparison =
+      compare(expected.out.data(), caller.host.out.data(), kTokens, kind.hidden_size);
+  EXPECT_NE(broken_limit(comparison, layer_limits(tiny.config())), "");
+}
+
+// Every kind of case: ids of no expert and of others' experts, types of arrays, shared weights,
+// non-finite and saturating data.
+TEST_P(CudaCheckCases, Pass) {
+  int64_t taken = 0, number = 0;
+  for (const Case& spec : case_table()) {
+    if (number++ % 12 != 0 || spec.tokens == 0 || spec.tokens > 40) continue;
+    SCOPED_TRACE(spec.name);
+    const auto data = must(make_case(spec));
+    if (declines(backend(), data->config)) continue;
+    LayerOptions of_case = options(spec.tokens);
+    of_case.range = spec.range;
+    const auto layer = must(MoeLayer::open_on(backend(), data->config, source_of(*data), of_case));
+    std::vector<uint8_t> out(data->out_bytes());
+    const auto placed = must(PlacedBatch::place(**layer, data->batch(out.data())));
+    const auto workspace = must(backend().allocate((*layer)->workspace_bytes(), 0, "workspace"));
+    for (int run = 0; run < 4; ++run) {
+      ASSERT_OK((*layer)->run(placed->batch(), workspace->data(), workspace->size_bytes()));
+      ASSERT_OK((*layer)->status(workspace->data(), workspace->size_bytes()));
+    }
+    EXPECT_EQ(counts_of(**layer).checked, 4);
+    ++taken;
+  }
+  EXPECT_GT(taken, 5);
+}
+
+// The ids and weights are those that the run itself selects.
+TEST_P(CudaCheck, ReadsTheExpertsThatARunSelects) {
+  const TinyLayer tiny;
+  const auto layer = open(backend(), tiny);
+  ASSERT_NE(layer, nullptr);
+  Caller caller(*layer, TinyBatch(tiny.options, kTokens));
+  std::vector<float> logits(static_cast<size_t>(kTokens * tiny.options.num_experts));
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i * 7 % 11) / 4.0f;
+  const OnDevice<float> device_logits(logits);
+  SelectExperts call;
+  call.config.num_experts = tiny.options.num_experts;
+  call.config.top_k = tiny.options.top_k;
+  call.tokens = kTokens;
+  call.logits = device_logits.data();
+  call.logits_dtype = DType::kF32;
+  call.logits_stride = tiny.options.num_experts;
+  Batch batch = caller.placed.batch();
+  call.topk_ids = const_cast<void*>(batch.topk_ids);
+  call.topk_weights = const_cast<float*>(batch.topk_weights);
+  call.ids_dtype = batch.ids_dtype;
+  batch.selection = &call;
+  for (int run = 0; run < 12; ++run) {
+    // Other ids until the run has written its own.
+    ASSERT_CUDA(cudaMemset(call.topk_ids, 0, kTokens * tiny.options.top_k * sizeof(int32_t)));
+    ASSERT_OK(caller.run(batch));
+    ASSERT_OK(caller.status());
+  }
+  EXPECT_EQ(counts_of(*layer).checked, 12);
+}
+
+TEST_P(CudaCheck, EndsWhileSamplesAreInFlight) {
+  const TinyLayer tiny;
+  for (int i = 0; i < 20; ++i) {
+    auto layer = open(backend(), tiny);
+    ASSERT_NE(layer, nullptr);
+    Caller caller(*layer, TinyBatch(tiny.options, kTokens));
+    for (int run = 0; run < i; ++run) ASSERT_OK(caller.run());
+    if (i % 2 == 0) caller.stream.synchronize();
+    layer.reset();
+  }
+}
+
+TEST_P(CudaCheck, DumpsAreOfHosts) {
+  const TempDir directory;
+  const ScopedEnv dump("NVFP4_MOE_DUMP", directory.path().string());
+  const TinyLayer tiny;
+  EXPECT_THAT(MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()),
+              Refused(Code::kUnsupported, "on a device only NVFP4_MOE_CHECK works"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, CudaCheck, testing::ValuesIn(device_backends()),
+                         hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, CudaCheckCases, testing::ValuesIn(device_backends()),
+                         hardware_test_name<Backend>);
+
+}  // namespace
+}  // namespace nvfp4_moe::internal::test

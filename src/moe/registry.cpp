@@ -38,13 +38,15 @@ struct DeviceTables {
   const DevicePackets* packets = nullptr;
   const DeviceTopology* topology = nullptr;
   const DeviceReplacement* replacement = nullptr;
+  const DeviceStreams* streams = nullptr;
 };
 
 DeviceTables tables_of([[maybe_unused]] DeviceKind kind) {
 #ifdef NVFP4_MOE_WITH_CUDA
   if (kind == DeviceKind::kCuda)
-    return {kCudaBackend.memory, kCudaBackend.formats, kCudaBackend.router, &kCudaRanks,
-            &kCudaPeers,         &kCudaPackets,        &kCudaTopology,      &kCudaReplacement};
+    return {kCudaBackend.memory, kCudaBackend.formats, kCudaBackend.router,
+            &kCudaRanks,         &kCudaPeers,          &kCudaPackets,
+            &kCudaTopology,      &kCudaReplacement,    &kCudaStreams};
 #endif
   return {};
 }
@@ -180,6 +182,7 @@ const DevicePeers* device_peers(DeviceKind kind) { return tables_of(kind).peers;
 const DevicePackets* device_packets(DeviceKind kind) { return tables_of(kind).packets; }
 const DeviceTopology* device_topology(DeviceKind kind) { return tables_of(kind).topology; }
 const DeviceReplacement* device_replacement(DeviceKind kind) { return tables_of(kind).replacement; }
+const DeviceStreams* device_streams(DeviceKind kind) { return tables_of(kind).streams; }
 
 std::optional<int> gpu_index(const std::string& device) {
   const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5)

@@ -11,6 +11,7 @@
 #include "backend/device_functions.h"
 #include "backend/device_peers.h"
 #include "backend/device_replacement.h"
+#include "backend/device_streams.h"
 #include "moe/env.h"
 
 namespace nvfp4_moe::internal {
@@ -49,6 +50,8 @@ const DevicePeers* device_peers(DeviceKind kind);
 const DeviceTopology* device_topology(DeviceKind kind);
 // Replaces experts in stream order; null if device_memory is.
 const DeviceReplacement* device_replacement(DeviceKind kind);
+// Streams that wait for no others; null if device_memory is.
+const DeviceStreams* device_streams(DeviceKind kind);
 // The packet functions of all_to_all; null if device_memory is.
 const DevicePackets* device_packets(DeviceKind kind);
 

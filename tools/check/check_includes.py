@@ -16,6 +16,7 @@ CONTRACT = [
     "backend/device_functions.h",
     "backend/device_peers.h",
     "backend/device_replacement.h",
+    "backend/device_streams.h",
     "backend/layer_steps.h",
 ]
 CHECKPOINT = ["core/", "io/", "safetensors/", "gguf/", "checkpoint/"]

@@ -2,10 +2,10 @@
 // GEMM configuration that a layer's plan can choose, compared with the plain `cuda` kernels on the
 // same device. A right kernel has the same bits.
 //
-// Three layers run. Two have long sums, one in gemm1 and one in gemm2, and run in each
-// configuration with two tokens on all multiprocessors, and with rows that fill its tiles on nine,
-// where each CTA has several whole tiles and a part of one that is split along K. A third, tiny one
-// has more tokens than one CTA routes. They include the runs that are one launch.
+// Three layers run. Two have long sums, one in gemm1 and one in gemm2. They run in each
+// configuration with two tokens on all multiprocessors, and with rows that fill its tiles on fewer,
+// so that each CTA has whole tiles and a part of one that is split along K. A third, tiny one has
+// more tokens than one CTA routes. They include the runs that are one launch.
 //
 // Not covered: kernels that the check shares with `cuda` (route, combine, biases, router weights on
 // input, vllm_order and static scales), more than 65,536 assignments, sums of values that are not

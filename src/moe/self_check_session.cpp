@@ -17,19 +17,13 @@ constexpr int64_t kCheckExperts = 4, kCheckTopK = 2;
 // K of 1936 is eight k-blocks of 256 and sixteen of 128, both with a rest. The widest tiles are
 // split only if that saves six, or twelve, of them.
 constexpr int64_t kLongK = 1936;
-// The GEMM with the long sums has two tiles of weight rows. With the five tiles of rows of a full
-// batch, ten tiles are one for each of nine CTAs, and one that all of them split.
-constexpr int kFullCtas = 9;
+// The GEMM with the long sums has two tiles of weight rows.
+constexpr int64_t kWeightTiles = 2;
 CheckShape long_gemm1(Activation activation) { return {kLongK, has_gate(activation) ? 80 : 144}; }
 constexpr CheckShape kLongGemm2 = {144, kLongK};
 // So many tokens that rows are quantized by warps, and assignments routed by several CTAs.
-constexpr CheckShape kTiny = {144, 80};
+constexpr CheckShape kTiny = {80, 48};
 constexpr int64_t kManyRowsOfExpert = 1050;
-
-// A full tile, two tiles that share one row more, half a tile, and one row.
-std::vector<int64_t> full_rows(int64_t tile_rows) {
-  return {tile_rows, tile_rows + 1, tile_rows / 2 + 1, 1};
-}
 
 // The kernel that stands for a run.
 const std::string& kernel_of_run(const std::vector<StepPlan>& steps) {
@@ -75,6 +69,14 @@ class FirstDifference {
 };
 
 }  // namespace
+
+int ctas_that_split(int64_t tiles, int most) {
+  int64_t best = 1, best_rest = 1;
+  for (int64_t ctas = 2; ctas < tiles && ctas <= most; ++ctas)
+    if (const int64_t rest = tiles % ctas; rest > 0 && rest * best < best_rest * ctas)
+      best = ctas, best_rest = rest;
+  return static_cast<int>(best);
+}
 
 struct CheckSession::Arrays {
   Buffer bytes;
@@ -122,22 +124,26 @@ Status CheckSession::run_layers() {
   NVFP4_MOE_ASSIGN(stream_, streams_->open(device_.index));
   const std::vector<int> tile_rows =
       own_.gemm_tile_rows == nullptr ? std::vector<int>() : own_.gemm_tile_rows(scope_.format);
-  std::vector<int> every = {-1};
-  for (size_t i = 0; i < tile_rows.size(); ++i) every.push_back(static_cast<int>(i));
+  // One expert fills a tile of the widest configuration, and so several of the others.
+  const std::vector<int64_t> full_rows = {
+      tile_rows.empty() ? 64 : *std::max_element(tile_rows.begin(), tile_rows.end()), 41, 1, 0};
+  std::vector<CheckedPlan> few = {{-1, device_.compute_units}}, full;
+  for (size_t i = 0; i < tile_rows.size(); ++i) {
+    few.push_back({static_cast<int>(i), device_.compute_units});
+    int64_t tiles = 0;
+    for (const int64_t rows : full_rows) tiles += (rows + tile_rows[i] - 1) / tile_rows[i];
+    full.push_back(
+        {static_cast<int>(i), ctas_that_split(tiles * kWeightTiles, device_.compute_units)});
+  }
+  if (full.empty()) full = few;
   for (const CheckShape& shape : {long_gemm1(scope_.activation), kLongGemm2}) {
     NVFP4_MOE_TRY(open(shape));
-    NVFP4_MOE_TRY(compare_runs({1, 1, 1, 1}, every, device_.compute_units));
-    for (const int rows : std::set<int>(tile_rows.begin(), tile_rows.end())) {
-      std::vector<int> same;
-      for (size_t i = 0; i < tile_rows.size(); ++i)
-        if (tile_rows[i] == rows) same.push_back(static_cast<int>(i));
-      NVFP4_MOE_TRY(
-          compare_runs(full_rows(rows), same, std::min(kFullCtas, device_.compute_units)));
-    }
+    NVFP4_MOE_TRY(compare_runs({2, 0, 1, 0}, few));
+    NVFP4_MOE_TRY(compare_runs(full_rows, full));
   }
   NVFP4_MOE_TRY(open(kTiny));
   const std::vector<int64_t> many(kCheckExperts, kManyRowsOfExpert);
-  return compare_runs(many, {-1}, device_.compute_units);
+  return compare_runs(many, {{-1, device_.compute_units}});
 }
 
 Status CheckSession::open(const CheckShape& shape) {
@@ -164,10 +170,10 @@ Status CheckSession::open(const CheckShape& shape) {
 }
 
 Status CheckSession::compare_runs(const std::vector<int64_t>& rows,
-                                  const std::vector<int>& configurations, int ctas) {
+                                  const std::vector<CheckedPlan>& plans) {
   const ExactBatch batch = exact_batch(config(), ids_of_rows(rows, kCheckTopK), 2);
   NVFP4_MOE_ASSIGN(const Batch placed, place(batch));
-  NVFP4_MOE_ASSIGN(auto planned, plan(*plain_, batch.tokens, -1, device_.compute_units));
+  NVFP4_MOE_ASSIGN(auto planned, plan(*plain_, batch.tokens, {-1, device_.compute_units}));
   NVFP4_MOE_ASSIGN(const CheckRun plain,
                    run(*plain_, placed, planned.first, std::move(planned.second)));
   if (!std::all_of(plain.out.begin(), plain.out.end(), [](float x) { return std::isfinite(x); }))
@@ -175,8 +181,8 @@ Status CheckSession::compare_runs(const std::vector<int64_t>& rows,
   int64_t all_rows = 0;
   for (const int64_t of_expert : rows) all_rows += of_expert;
   std::set<std::string> done;  // the plan's own configuration is one of the others, or one launch
-  for (const int configuration : configurations) {
-    NVFP4_MOE_ASSIGN(auto own_plan, plan(own_, batch.tokens, configuration, ctas));
+  for (const CheckedPlan& checked : plans) {
+    NVFP4_MOE_ASSIGN(auto own_plan, plan(own_, batch.tokens, checked));
     std::string described;
     for (const StepPlan& step : own_plan.second) {
       described += step.step + ": " + step.kernel + "\n";
@@ -190,14 +196,13 @@ Status CheckSession::compare_runs(const std::vector<int64_t>& rows,
   return {};
 }
 
-Result<std::pair<Plan, std::vector<StepPlan>>> CheckSession::plan(const Backend& backend,
-                                                                  int64_t tokens, int configuration,
-                                                                  int ctas) const {
+Result<std::pair<Plan, std::vector<StepPlan>>> CheckSession::plan(
+    const Backend& backend, int64_t tokens, const CheckedPlan& checked) const {
   Limits limits;
   limits.max_tokens = tokens;
-  limits.gemm_config = configuration;
+  limits.gemm_config = checked.configuration;
   DeviceFacts device = device_;
-  device.compute_units = ctas;
+  device.compute_units = checked.ctas;
   const ExpertRange range{0, kCheckExperts};
   NVFP4_MOE_ASSIGN(Plan plan, backend.plan(config(), range, {}, limits, device));
   auto steps = backend.describe_run == nullptr

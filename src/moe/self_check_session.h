@@ -23,6 +23,14 @@ namespace nvfp4_moe::internal {
 struct CheckShape {
   int64_t hidden = 0, intermediate = 0;
 };
+// How a run differs from the plan of its batch.
+struct CheckedPlan {
+  int configuration = -1;  // Limits::gemm_config
+  int ctas = 0;            // of persistent kernels
+};
+// A number of CTAs up to `most` that get one or more whole tiles each and share as few others as
+// possible, so that those are split along K on a device of any size.
+int ctas_that_split(int64_t tiles, int most);
 // A run of the check, with its device memory.
 struct CheckRun {
   std::byte* workspace = nullptr;
@@ -53,13 +61,12 @@ class CheckSession {
   Status run_layers();
   // Packs the same experts for both backends.
   Status open(const CheckShape& shape);
-  // Runs both backends over a batch in which expert e has rows[e] rows, the checked one in each of
-  // the configurations; -1 is the plan's own. ctas: of its persistent kernels.
-  Status compare_runs(const std::vector<int64_t>& rows, const std::vector<int>& configurations,
-                      int ctas);
+  // Runs both backends over a batch in which expert e has rows[e] rows, the checked one by each of
+  // the plans.
+  Status compare_runs(const std::vector<int64_t>& rows, const std::vector<CheckedPlan>& plans);
   // The plan of a run, and its steps.
   Result<std::pair<Plan, std::vector<StepPlan>>> plan(const Backend& backend, int64_t tokens,
-                                                      int configuration, int ctas) const;
+                                                      const CheckedPlan& checked) const;
   Result<CheckRun> run(const Backend& backend, const Batch& batch, const Plan& plan,
                        std::vector<StepPlan> steps);
   // kCheckFailed, naming the first step that differs, unless both runs have the same out.

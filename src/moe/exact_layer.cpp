@@ -21,12 +21,8 @@ struct Weights {
 };
 Weights weights_of(const MoeConfig& config) {
   if (config->activation_format == ActivationFormat::kFp8) return {64, 16, true};
-  switch (config->activation) {
-    case Activation::kSwigluOai:
-    case Activation::kRelu2:
-    case Activation::kSitu: return {0, 64, false};
-    default: return {};
-  }
+  if (config->activation == Activation::kSitu) return {0, 1024, false};
+  return {};
 }
 
 // A matrix of zeros with random block scales of 1 and 2.
@@ -121,15 +117,17 @@ MoeOptions exact_options(const ExactSizes& sizes, ActivationFormat format, Activ
   options.row_format = RowFormat::kFp32;
   if (has_swiglu_limit(activation)) options.swiglu_limit = 48.0f;
   if (activation == Activation::kSitu)
-    options.situ_gate_limit = 64.0f, options.situ_up_limit = 8.0f;
+    options.situ_gate_limit = 64.0f, options.situ_up_limit = 0.5f;
   return options;
 }
 
 std::vector<ExpertBuffers> exact_experts(const MoeConfig& config, uint64_t seed) {
   const Weights weights = weights_of(config);
   const int64_t hidden = config->hidden_size, inner = config->intermediate_size;
-  // Clamped functions have up values of 4 to 96, beyond their limit.
-  const float up_scale = has_swiglu_limit(config->activation) ? 4.0f : 0.5f;
+  // Clamped functions have up values of 4 to 96, beyond their limit. Otherwise up's scale is so far
+  // below gate's that a gate under up's scale is no longer equal to its SiLU: g u alone would not
+  // show scales that are exchanged.
+  const float up_scale = has_swiglu_limit(config->activation) ? 4.0f : 0x1p-5f;
   std::vector<ExpertBuffers> experts(static_cast<size_t>(config->num_experts));
   Random random(seed);
   for (size_t e = 0; e < experts.size(); ++e) {

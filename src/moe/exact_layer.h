@@ -5,8 +5,8 @@
 // that all products count and cancel. The rest of gate is at least 36, where the functions of
 // swiglu and gelu equal their gate in fp32 and an approximate exponential gives the same bits. The
 // rest of up is a value of hidden times a power of two. So the intermediate is the same for all
-// kernels, and the products of gemm2 are whole multiples of one step. If every weight of down would
-// make their sum 2^24 steps or more (swiglu_oai, relu2 and situ), its rows have few codes other
+// kernels. The products of gemm2 are whole multiples of one step, and their sums are below 2^24 of
+// them up to an intermediate size of 1936; under situ a row of down has at most 1,024 weights other
 // than 0.
 //
 // Under fp8 all sums are below 2^13 steps too, since Hopper's FP8 tensor cores add with 13 bits:

@@ -89,16 +89,14 @@ class SelfCheck : public BackendTest {
     }
     plant.fault = fault;
     plant.configuration =
-        static_cast<int>(backend().gemm_tile_rows(ActivationFormat::kBf16).size()) - 1;
+        static_cast<int>(backend().gemm_tile_rows(ActivationFormat::kNvfp4).size()) - 1;
     plant.reached = false;
-    return {&copy, ActivationFormat::kBf16};
+    return {&copy};
   }
   void TearDown() override { plant.fault = Planted::kNothing; }
 };
 
-TEST_P(SelfCheck, RightSwigluKernelsPass) {
-  for (const ActivationFormat format : formats()) expect_passes({&backend(), format});
-}
+TEST_P(SelfCheck, RightKernelsPass) { expect_passes({&backend()}); }
 
 TEST_P(SelfCheck, RightKernelsPassInEveryScope) {
   for (const ActivationFormat format : formats())
@@ -118,11 +116,7 @@ TEST_P(SelfCheck, AWrongKernelIsNamed) {
     EXPECT_EQ(outcome.difference.rfind(place, 0), 0u) << outcome.difference;
     EXPECT_NE(outcome.difference.find(": cuda has "), std::string::npos) << outcome.difference;
     // the widest configuration, by the name that describe_run has for it
-    const MoeConfig config = *MoeConfig::make([] {
-      MoeOptions options = sizes_of(4, 2, 1936, 80);
-      options.activation_format = ActivationFormat::kBf16;
-      return options;
-    }());
+    const MoeConfig config = *MoeConfig::make(sizes_of(4, 2, 1936, 80));
     Limits limits{.max_tokens = 2, .gemm_config = plant.configuration};
     const auto plan = must(backend().plan(config, {0, 4}, {}, limits, device()));
     std::string expected;
@@ -163,7 +157,7 @@ TEST_P(SelfCheck, AHangingKernelTimesOut) {
 }
 
 TEST_P(SelfCheck, NeitherWaitsForAStreamNorDisturbsACapture) {
-  const CheckScope scope{&backend(), ActivationFormat::kBf16};
+  const CheckScope scope{&backend()};
   expect_passes(scope);  // loads the kernels, for which CUDA may wait
   void* end = nullptr;
   ASSERT_CUDA(cudaHostAlloc(&end, sizeof(int), cudaHostAllocMapped));

@@ -165,12 +165,12 @@ TEST_P(SelfCheck, NeitherWaitsForAStreamNorDisturbsACapture) {
   ends = 0;
   OnDevice<uint8_t> byte(2);
   const OwnStream busy, captured;
-  ASSERT_CUDA(wait_until_set(static_cast<int*>(end), busy));
   {
     const Graph graph(
         captured,
         [&] {
-          const bool before = flip_bit(byte.data(), captured) == cudaSuccess;
+          const bool before = flip_bit(byte.data(), captured) == cudaSuccess &&
+                              wait_until_set(static_cast<int*>(end), busy) == cudaSuccess;
           const CheckOutcome outcome = run_self_check(scope, device(), kPlenty);
           EXPECT_EQ(outcome.verdict, Verdict::kPassed) << outcome.kernel << outcome.difference;
           const bool after = flip_bit(byte.data() + 1, captured) == cudaSuccess;

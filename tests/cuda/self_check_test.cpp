@@ -7,12 +7,16 @@
 #include <string>
 #include <vector>
 
+#include "backend/cuda/gemm/scheduler.h"
 #include "backend/layer_steps.h"
+#include "backend/sm100/config.h"
+#include "backend/sm120/config.h"
 #include "core/config.h"
 #include "cuda/device_memory.h"
 #include "cuda/graph.h"
 #include "cuda/planted_kernels.h"
 #include "moe/layer.h"
+#include "moe/self_check_session.h"
 #include "support/backends.h"
 #include "support/sizes.h"
 #include "support/support.h"
@@ -185,6 +189,34 @@ TEST_P(SelfCheck, NeitherWaitsForAStreamNorDisturbsACapture) {
   }
   busy.synchronize();
   cudaFreeHost(end);
+}
+
+// In the check's full batches each configuration of the kernels that no chip has run has CTAs with
+// whole tiles, and tiles that several CTAs split, however many multiprocessors there are.
+template <class Config>
+void expect_splits(const Config& config, int k_blocks, int32_t min_saved, int widest) {
+  int64_t tiles = 0;
+  for (const int64_t rows : {widest, 41, 1}) tiles += cuda::ceil_div(rows, config.tile_n);
+  for (const int units : {8, 20, 108, 148, 188}) {
+    const int ctas = ctas_that_split(2 * tiles, units);
+    const cuda::ScheduleParams params(2, k_blocks, ctas, true, min_saved, max_splits(config));
+    const cuda::Schedule schedule(params, static_cast<int32_t>(tiles));
+    EXPECT_GT(schedule.split_k_blocks, 0) << config.name << ", " << units << " multiprocessors";
+    EXPECT_GE(schedule.whole_tiles, ctas) << config.name << ", " << units << " multiprocessors";
+  }
+}
+
+TEST(SelfCheckPlans, EveryConfigurationHasWholeTilesAndSplitOnes) {
+  constexpr int kLongK = 1936;
+  for (const auto& config : sm100::kGemmConfigs)
+    expect_splits(config, cuda::ceil_div(kLongK, sm100::kBlockK), sm100::min_saved_k_blocks(config),
+                  sm100::kGemmConfigs.back().tile_n);
+  for (const auto& config : sm100::kBf16GemmConfigs)
+    expect_splits(config, cuda::ceil_div(kLongK, sm100::kBf16BlockK),
+                  2 * sm100::min_saved_k_blocks(config), sm100::kBf16GemmConfigs.back().tile_n);
+  for (const auto& config : sm120::kGemmConfigs)
+    expect_splits(config, cuda::ceil_div(kLongK, sm120::kBlockK), sm120::min_saved_k_blocks(config),
+                  sm120::kGemmConfigs.back().tile_n);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, SelfCheck, testing::ValuesIn(device_backends()),

@@ -42,7 +42,7 @@ struct ExactBatch {
   std::vector<int32_t> topk_ids;    // (tokens, top_k)
   std::vector<float> topk_weights;  // (tokens, top_k)
 };
-// topk_ids: (tokens, top_k) of the caller's choice.
+// topk_ids: (tokens, top_k), given by the caller.
 ExactBatch exact_batch(const MoeConfig& config, std::vector<int32_t> topk_ids, uint64_t seed);
 // Ids that give expert e rows[e] assignments, none of them twice to one token, in an order that is
 // not that of the tokens. As few tokens as that takes.

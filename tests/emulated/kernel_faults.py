@@ -166,8 +166,14 @@ FAULTS = [
     Fault("half_of_a_k_block", "the second half of a k-block begins the sum again", BF100, [Edit(ADDS, "setp.ne.u32 p, 0, 0;", 4)], TILES100, False),
     Fault("real_values_beyond_k", "rows are not filled with zeros beyond K", BF100, [Edit(r"(@p cp\.async\.cg\.shared\.global \[%r\d+\], \[%rd\d+\], 16), %r\d+;", r"\1, 16;")], TILES100, False),
     # ---- the widest gemm2, which the self-check must see
-    Fault("check_sees_scales_of_the_next_step", "a step's weights are multiplied under the scales of the next one's", "sm100_gemm2_kernelILm2E", [Edit(MMA, NEXT_SCALES, 0)], CHECK100, False),
-    Fault("check_sees_half_of_scales", "A's scales of the second half are those of the first", "sm120_gemm2_kernelILm2E", [Edit(r"\+8256\]", "+8192]")], CHECK120, False),
+    Fault(
+        "check_sees_scales_of_the_next_step", "a step's weights are multiplied under the scales of the next one's",
+        "sm100_gemm2_kernelILm2E", [Edit(MMA, NEXT_SCALES, 0)], CHECK100, False,
+    ),
+    Fault(
+        "check_sees_half_of_scales", "A's scales of the second half are those of the first",
+        "sm120_gemm2_kernelILm2E", [Edit(r"\+8256\]", "+8192]")], CHECK120, False,
+    ),
 ]  # fmt: skip
 
 

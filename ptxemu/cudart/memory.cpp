@@ -216,9 +216,9 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   const Lock lock(device().mutex);
   *attributes = {};
   const bool known = allocated(reinterpret_cast<uint64_t>(pointer), 1);
-  const bool pinned =
-      known && describe_address(reinterpret_cast<uint64_t>(pointer)).find("host memory") !=
-                   std::string::npos;
+  // "N bytes into pinned host memory #3 (...), M bytes before ...": only the first is its own.
+  const std::string text = describe_address(reinterpret_cast<uint64_t>(pointer));
+  const bool pinned = known && text.substr(0, text.find('#')).find("host memory") != text.npos;
   attributes->type = pinned  ? cudaMemoryTypeHost
                      : known ? cudaMemoryTypeDevice
                              : cudaMemoryTypeUnregistered;

@@ -201,6 +201,9 @@ struct Backend {
   // runs.
   std::vector<StepPlan> (*describe_run)(const MoeConfig& config, const ExpertRange& range,
                                         const Plan& plan, int64_t tokens) = nullptr;
+  // The GEMM configurations under that format, which Limits::gemm_config chooses from: rows of
+  // activations in a full tile of each, the wide one if its kernel has two. null: there is one.
+  std::vector<int> (*gemm_tile_rows)(ActivationFormat format) = nullptr;
 
   // A dense linear. All four are null if the backend has none.
   size_t (*linear_bytes)(int64_t rows, int64_t cols);

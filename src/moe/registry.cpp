@@ -39,6 +39,7 @@ struct DeviceTables {
   const DeviceTopology* topology = nullptr;
   const DeviceReplacement* replacement = nullptr;
   const DeviceSampling* sampling = nullptr;
+  const DeviceStreams* streams = nullptr;
 };
 
 DeviceTables tables_of([[maybe_unused]] DeviceKind kind) {
@@ -46,7 +47,8 @@ DeviceTables tables_of([[maybe_unused]] DeviceKind kind) {
   if (kind == DeviceKind::kCuda)
     return {kCudaBackend.memory, kCudaBackend.formats, kCudaBackend.router,
             &kCudaRanks,         &kCudaPeers,          &kCudaPackets,
-            &kCudaTopology,      &kCudaReplacement,    &kCudaSampling};
+            &kCudaTopology,      &kCudaReplacement,    &kCudaSampling,
+            &kCudaStreams};
 #endif
   return {};
 }
@@ -183,6 +185,7 @@ const DevicePackets* device_packets(DeviceKind kind) { return tables_of(kind).pa
 const DeviceTopology* device_topology(DeviceKind kind) { return tables_of(kind).topology; }
 const DeviceReplacement* device_replacement(DeviceKind kind) { return tables_of(kind).replacement; }
 const DeviceSampling* device_sampling(DeviceKind kind) { return tables_of(kind).sampling; }
+const DeviceStreams* device_streams(DeviceKind kind) { return tables_of(kind).streams; }
 
 std::optional<int> gpu_index(const std::string& device) {
   const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5)

@@ -12,6 +12,7 @@
 #include "backend/device_peers.h"
 #include "backend/device_replacement.h"
 #include "backend/device_sampling.h"
+#include "backend/device_streams.h"
 #include "moe/env.h"
 
 namespace nvfp4_moe::internal {
@@ -52,6 +53,8 @@ const DeviceTopology* device_topology(DeviceKind kind);
 const DeviceReplacement* device_replacement(DeviceKind kind);
 // Samples tokens of runs for NVFP4_MOE_CHECK; null if device_memory is.
 const DeviceSampling* device_sampling(DeviceKind kind);
+// Streams that wait for no others; null if device_memory is.
+const DeviceStreams* device_streams(DeviceKind kind);
 // The packet functions of all_to_all; null if device_memory is.
 const DevicePackets* device_packets(DeviceKind kind);
 

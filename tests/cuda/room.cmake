@@ -13,3 +13,13 @@ add_test(NAME cuda/ptxas COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/too
                                  ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm120_objects.dir)
 set_tests_properties(cuda/ptxas PROPERTIES LABELS cuda)
 set_target_properties(test_cuda PROPERTIES UNITY_BUILD_BATCH_SIZE 6)
+# Faults for self_check_test.cpp.
+add_library(planted_kernels OBJECT ${CMAKE_CURRENT_LIST_DIR}/planted_kernels.cu)
+target_include_directories(planted_kernels PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+target_link_libraries(planted_kernels PRIVATE nvfp4_moe_cudart)
+target_compile_options(planted_kernels PRIVATE "-Wno-deprecated-gpu-targets")
+set_target_properties(planted_kernels PROPERTIES CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF)
+target_sources(test_cuda PRIVATE $<TARGET_OBJECTS:planted_kernels>)
+if(TARGET emulated_test_cuda)
+  target_sources(emulated_test_cuda PRIVATE $<TARGET_OBJECTS:planted_kernels>)
+endif()

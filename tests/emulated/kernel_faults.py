@@ -45,6 +45,8 @@ SM120 = "12.0 test_cuda Backends/Fp4Layer.BothGemmsOfARunSplitTheirTiles/sm120"
 RUN120 = "12.0 test_cuda Backends/Fp4Layer.ARunIsItsSteps/sm120"
 SPLIT100 = "10.0 test_cuda Backends/Fp4Layer.BothGemmsOfARunSplitTheirTiles/sm100"
 TILES100 = "10.0 test_cuda Backends/Fp4Layer.NarrowTilesFollowEachOther/sm100"
+CHECK100 = "10.0 test_cuda Backends/SelfCheck.RightKernelsPass/sm100"
+CHECK120 = "12.0 test_cuda Backends/SelfCheck.RightKernelsPass/sm120"
 GEMM100, GEMM100_1, BF100 = "sm100_gemm[12]_kernelILm0E", "sm100_gemm1_kernelILm0E", "sm100_bf16_gemm1_kernelILm0E"
 # The waits of sm100's roles, in the order of the PTX. The last one exists only under bf16 activations.
 FACTORS, ACCUMULATORS, WORK, EMPTY, MULTIPLIED_ROWS, FULL, GATHERED_ROWS, GATHERED_EMPTY, DEQUANTIZED = range(9)
@@ -163,6 +165,15 @@ FAULTS = [
     Fault("scales_twice_as_large", "a block scale as bf16 has one exponent more", BF100, [Edit("14976", "15104")], TILES100, False),
     Fault("half_of_a_k_block", "the second half of a k-block begins the sum again", BF100, [Edit(ADDS, "setp.ne.u32 p, 0, 0;", 4)], TILES100, False),
     Fault("real_values_beyond_k", "rows are not filled with zeros beyond K", BF100, [Edit(r"(@p cp\.async\.cg\.shared\.global \[%r\d+\], \[%rd\d+\], 16), %r\d+;", r"\1, 16;")], TILES100, False),
+    # ---- the widest gemm2, which the self-check must see
+    Fault(
+        "check_sees_scales_of_the_next_step", "a step's weights are multiplied under the scales of the next one's",
+        "sm100_gemm2_kernelILm2E", [Edit(MMA, NEXT_SCALES, 0)], CHECK100, False,
+    ),
+    Fault(
+        "check_sees_half_of_scales", "A's scales of the second half are those of the first",
+        "sm120_gemm2_kernelILm2E", [Edit(r"\+8256\]", "+8192]")], CHECK120, False,
+    ),
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ CONTRACT = [
     "backend/device_peers.h",
     "backend/device_replacement.h",
     "backend/device_sampling.h",
+    "backend/device_streams.h",
     "backend/layer_steps.h",
 ]
 CHECKPOINT = ["core/", "io/", "safetensors/", "gguf/", "checkpoint/"]

@@ -56,6 +56,7 @@ class BackendByFormat {
   static constexpr auto run = kByFormat<Own::run, Other::run>;
   static constexpr auto workspace_bytes = kByFormat<Own::workspace_bytes, Other::workspace_bytes>;
   static constexpr auto describe_run = kByFormat<Own::describe_run, Other::describe_run>;
+  static constexpr auto gemm_tile_rows = kByFormat<Own::gemm_tile_rows, Other::gemm_tile_rows>;
   static constexpr auto linear_workspace_bytes =
       kByFormat<Own::linear_workspace_bytes, Other::linear_workspace_bytes>;
   static constexpr auto linear_run = kByFormat<Own::linear_run, Other::linear_run>;

@@ -123,6 +123,14 @@ std::vector<StepPlan> describe_run(const Architecture& architecture, const MoeCo
                   default_run(architecture, config, range, plan, tokens));
 }
 
+std::vector<int> gemm_tile_rows(const GemmTable& gemms) {
+  std::vector<int> rows;
+  for (const GemmConfig& gemm : gemms.configs)
+    rows.push_back(gemm.wide < 0 ? gemm.tile_n
+                                 : gemms.configs[static_cast<size_t>(gemm.wide)].tile_n);
+  return rows;
+}
+
 Status run_route(const Architecture& architecture, const StepContext& step) {
   return route(step, architecture.counters(step));
 }

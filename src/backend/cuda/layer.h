@@ -43,6 +43,7 @@ size_t workspace_bytes(const Architecture& architecture, const MoeConfig& config
                        const ExpertRange& range, const Plan& plan, int64_t tokens);
 std::vector<StepPlan> describe_run(const Architecture& architecture, const MoeConfig& config,
                                    const ExpertRange& range, const Plan& plan, int64_t tokens);
+std::vector<int> gemm_tile_rows(const GemmTable& gemms);
 // Plans the run, then enqueues it in context.stream.
 Status run_layer(const Architecture& architecture, const PackedWeights& weights, const Plan& plan,
                  const Batch& batch, std::byte* workspace, const RunContext& context);
@@ -87,6 +88,9 @@ struct BackendFunctions {
   static std::vector<StepPlan> describe_run(const MoeConfig& config, const ExpertRange& range,
                                             const Plan& plan, int64_t tokens) {
     return cuda::describe_run(kArchitecture, config, range, plan, tokens);
+  }
+  static std::vector<int> gemm_tile_rows(ActivationFormat) {
+    return cuda::gemm_tile_rows(kArchitecture.gemms);
   }
   static size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens) {
     return cuda::linear_workspace_bytes(kArchitecture, weights, max_tokens);

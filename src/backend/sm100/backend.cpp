@@ -86,6 +86,7 @@ constinit const Backend kSm100Backend = {
     .run = sm100::Functions::run,
     .workspace_bytes = sm100::Functions::workspace_bytes,
     .describe_run = sm100::Functions::describe_run,
+    .gemm_tile_rows = sm100::Functions::gemm_tile_rows,
     .linear_bytes = cuda::linear_bytes,
     .linear_pack = sm100::Functions::linear_pack,
     .linear_workspace_bytes = sm100::Functions::linear_workspace_bytes,

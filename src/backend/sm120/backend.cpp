@@ -75,6 +75,7 @@ constinit const Backend kSm120Backend = {
     .run = sm120::Functions::run,
     .workspace_bytes = sm120::Functions::workspace_bytes,
     .describe_run = sm120::Functions::describe_run,
+    .gemm_tile_rows = sm120::Functions::gemm_tile_rows,
     .linear_bytes = cuda::linear_bytes,
     .linear_pack = sm120::Functions::linear_pack,
     .linear_workspace_bytes = sm120::Functions::linear_workspace_bytes,

@@ -45,6 +45,7 @@ constinit const Backend kCudaBackend = {
     .run = sm80::Functions::run,
     .workspace_bytes = sm80::Functions::workspace_bytes,
     .describe_run = sm80::Functions::describe_run,
+    .gemm_tile_rows = sm80::Functions::gemm_tile_rows,
     .linear_bytes = cuda::linear_bytes,
     .linear_pack = cuda::linear_pack,
     .linear_workspace_bytes = sm80::Functions::linear_workspace_bytes,

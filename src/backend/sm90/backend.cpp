@@ -114,6 +114,7 @@ constinit const Backend kSm90Backend = {
     .run = sm90::Functions::run,
     .workspace_bytes = sm90::Functions::workspace_bytes,
     .describe_run = sm90::Functions::describe_run,
+    .gemm_tile_rows = sm90::Functions::gemm_tile_rows,
     .linear_bytes = cuda::linear_bytes,
     .linear_pack = sm90::Functions::linear_pack,
     .linear_workspace_bytes = sm90::Functions::linear_workspace_bytes,

@@ -1,7 +1,8 @@
 // doctor: shows whether this machine is ready. Four lines: the build and a self-test of the number
 // formats and of every backend on a tiny layer; the backends that run here; the engines with an
 // adapter; what is missing. --verbose adds host, GPUs, reasons and the tests. Exit code 1 if a
-// self-test fails. A missing GPU is not a failure.
+// self-test fails. A missing GPU is not a failure. --self-check first checks the kernels of backends
+// that have a self-check, with a line each.
 #include <fmt/format.h>
 #include <gnu/libc-version.h>
 
@@ -20,6 +21,7 @@
 #include "core/printable.h"
 #include "core/scale_layout.h"
 #include "judge/judge.h"
+#include "moe/kept_checks.h"
 #include "moe/layer.h"
 #include "moe/placed_batch.h"
 #include "moe/readiness.h"
@@ -30,6 +32,7 @@ namespace {
 
 struct DoctorOptions {
   bool verbose = false;
+  bool self_check = false;
 };
 
 struct Device {
@@ -125,6 +128,12 @@ Result<MoeConfig> tiny_config(ActivationFormat format) {
   return MoeConfig::make(options);
 }
 
+bool failed_self_check(const Backend& backend, const MoeConfig& config, const DeviceFacts& device) {
+  if (backend.self_check == SelfCheck::kNever) return false;
+  const auto kept = KeptChecks::of_process().kept(CheckScope::of(backend, config), device);
+  return kept && kept->failed();
+}
+
 // Runs a tiny layer on every backend that takes it, on the host and on each GPU, and compares it
 // with the reference.
 std::vector<SelfTest> test_layers(const std::vector<Device>& devices, Executor& executor) {
@@ -148,6 +157,7 @@ std::vector<SelfTest> test_layers(const std::vector<Device>& devices, Executor& 
       for (const Backend* backend : backends()) {
         const std::string name = backend->name;
         if (name == "reference" || !backend->supports(*config, device.facts).ok()) continue;
+        if (failed_self_check(*backend, *config, device.facts)) continue;  // it might hang
         RandomTokens actual = random_tokens(sizes, {0, sizes.num_experts}, 13, 2);
         const Status status = run_layer(*config, name, device.name, executor, actual);
         const std::string where =
@@ -301,6 +311,31 @@ void report_version(const Readiness& readiness, const std::vector<SelfTest>& tes
   report.json()["cuda"] = {{"runtime", readiness.cuda.runtime}, {"driver", readiness.cuda.driver}};
 }
 
+// Runs the self-checks of --self-check, and prints a line for each. A failure is exit code 1.
+// False if one has timed out: its kernel still occupies the device.
+Result<bool> report_self_checks(Report& report) {
+  Json list = Json::array();
+  bool usable = true;
+  NVFP4_MOE_TRY(run_self_checks(report.common().device, [&](const DeviceCheck& check) {
+    const KeptCheck kept{check.outcome, true};
+    const std::string text = check.device + " " + check.scope + ": " + kept.text();
+    if (kept.failed()) report.fail("self-check " + text);
+    usable = usable && check.outcome.verdict != CheckOutcome::Verdict::kTimedOut;
+    report.fact("check", fmt::format("{}, {:.1f} ms", text, check.outcome.milliseconds),
+                kept.failed() ? Style::kBad : Style::kGood);
+    list.push_back({{"device", check.device},
+                    {"scope", check.scope},
+                    {"verdict", name_of(check.outcome.verdict)},
+                    {"kernel", check.outcome.kernel},
+                    {"difference", check.outcome.difference},
+                    {"kernels", check.outcome.kernels},
+                    {"milliseconds", check.outcome.milliseconds}});
+  }));
+  if (list.empty()) report.fact("check", "no backend with a self-check runs on a GPU here");
+  report.json()["self_check"] = list;
+  return usable;
+}
+
 // Never a failure: an engine that is missing or does not fit runs without the library.
 void report_engines(const Result<Json>& engines, Report& report) {
   report.fact("engines", engines_text(engines));
@@ -317,6 +352,14 @@ void report_missing(std::vector<std::string> missing, Report& report) {
 Status doctor(const DoctorOptions& options, Report& report) {
   NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
   NVFP4_MOE_TRY(device_facts(report.common().device).status());
+  // First, so that all that follows leaves out what has failed.
+  if (options.self_check) {
+    NVFP4_MOE_ASSIGN(const bool usable, report_self_checks(report));
+    if (!usable) {
+      report.fact("check", "a kernel hangs on its device: nothing else is tested", Style::kBad);
+      return {};
+    }
+  }
   NVFP4_MOE_ASSIGN(const Readiness readiness, read_readiness(forced));
   const std::vector<Device> devices = all_devices();
   const std::vector<SelfTest> tests = run_self_tests(devices, report);
@@ -357,6 +400,9 @@ void add_doctor(CLI::App& app, Invocation& invocation) {
       UsesBackend::kYes, doctor, [](CLI::App& verb, DoctorOptions& options) {
         verb.add_flag("--verbose", options.verbose,
                       "Also show host, GPUs, why each backend does or does not run, and each test");
+        verb.add_flag("--self-check", options.self_check,
+                      "Check the kernels of sm90, sm100 and sm120 on --device, or on all GPUs, and "
+                      "keep the results");
       });
 }
 

@@ -56,10 +56,21 @@ Result<Env> read_env() {
     if (one != "0" && one != "1") return bad_variable("NVFP4_MOE_ONE_LAUNCH", "0 or 1", one);
     env.one_launch = one == "1";
   }
+  if (const auto mode = variable("NVFP4_MOE_SELF_CHECK"); !mode.empty()) {
+    NVFP4_MOE_ASSIGN(env.self_check,
+                     parse<SelfCheckMode>(mode, "environment NVFP4_MOE_SELF_CHECK"));
+  }
   if (const auto level = variable("NVFP4_MOE_LOG"); !level.empty()) {
     NVFP4_MOE_ASSIGN(env.log_level, parse<LogLevel>(level, "environment NVFP4_MOE_LOG"));
   }
   return env;
+}
+
+std::string cache_home() {
+  // The specification of XDG_CACHE_HOME has relative paths ignored.
+  if (const auto cache = variable("XDG_CACHE_HOME"); cache.starts_with('/')) return std::string(cache);
+  const auto home = variable("HOME");
+  return home.starts_with('/') ? std::string(home) + "/.cache" : "";
 }
 
 const char* to_string(LogLevel level) { return name_of(level); }

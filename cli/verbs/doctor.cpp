@@ -1,8 +1,8 @@
 // doctor: shows whether this machine is ready. Four lines: the build and a self-test of the number
 // formats and of every backend on a tiny layer; the backends that run here; the engines with an
 // adapter; what is missing. --verbose adds host, GPUs, reasons and the tests. Exit code 1 if a
-// self-test fails. A missing GPU is not a failure. --self-check first checks the kernels of backends
-// that have a self-check, with a line each.
+// self-test fails. A missing GPU is not a failure. --self-check first checks the kernels of
+// backends that have a self-check, with a line each.
 #include <fmt/format.h>
 #include <gnu/libc-version.h>
 
@@ -16,6 +16,7 @@
 #include "cli/console/lists.h"
 #include "cli/verbs/engines.h"
 #include "cli/verbs/layers.h"
+#include "cli/verbs/self_checks.h"
 #include "cli/verbs/verbs.h"
 #include "core/float_formats.h"
 #include "core/printable.h"
@@ -309,31 +310,6 @@ void report_version(const Readiness& readiness, const std::vector<SelfTest>& tes
               fmt::format("nvfp4-moe {}, {}; {}", NVFP4_MOE_VERSION, build_text(readiness), result),
               failed == 0 ? Style::kGood : Style::kBad);
   report.json()["cuda"] = {{"runtime", readiness.cuda.runtime}, {"driver", readiness.cuda.driver}};
-}
-
-// Runs the self-checks of --self-check, and prints a line for each. A failure is exit code 1.
-// False if one has timed out: its kernel still occupies the device.
-Result<bool> report_self_checks(Report& report) {
-  Json list = Json::array();
-  bool usable = true;
-  NVFP4_MOE_TRY(run_self_checks(report.common().device, [&](const DeviceCheck& check) {
-    const KeptCheck kept{check.outcome, true};
-    const std::string text = check.device + " " + check.scope + ": " + kept.text();
-    if (kept.failed()) report.fail("self-check " + text);
-    usable = usable && check.outcome.verdict != CheckOutcome::Verdict::kTimedOut;
-    report.fact("check", fmt::format("{}, {:.1f} ms", text, check.outcome.milliseconds),
-                kept.failed() ? Style::kBad : Style::kGood);
-    list.push_back({{"device", check.device},
-                    {"scope", check.scope},
-                    {"verdict", name_of(check.outcome.verdict)},
-                    {"kernel", check.outcome.kernel},
-                    {"difference", check.outcome.difference},
-                    {"kernels", check.outcome.kernels},
-                    {"milliseconds", check.outcome.milliseconds}});
-  }));
-  if (list.empty()) report.fact("check", "no backend with a self-check runs on a GPU here");
-  report.json()["self_check"] = list;
-  return usable;
 }
 
 // Never a failure: an engine that is missing or does not fit runs without the library.

@@ -47,8 +47,8 @@ def _self_test() -> tuple[int, list[str]]:
 def main(arguments: list[str] | None = None) -> int:
     """Prints the report. Returns 1 if a test or a self-check fails, 2 if an environment variable is wrong, else 0.
 
-    With --json it is {"version", "build", "python", "backends", "self_test": {"tested", "failed"}, "self_check" (a list,
-    or null without --self-check), "engines", "missing"}.
+    With --json it is {"version", "build", "python", "backends", "self_test": {"tested", "failed"}, "self_check",
+    "engines", "missing"}. "self_check" is a list with --self-check, else null.
     """
     parser = argparse.ArgumentParser(prog="python -m nvfp4_moe", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--self-check", action="store_true", help="check the kernels of sm90, sm100 and sm120 on all GPUs, keep the results"
+        "--self-check", action="store_true", help="first check the kernels of sm90, sm100 and sm120 on all GPUs"
     )
     asked = parser.parse_args(arguments)
     try:

@@ -18,8 +18,8 @@
 #include "layer.h"
 #include "moe/activation_choice.h"
 #include "moe/config_json.h"
-#include "moe/layer.h"
 #include "moe/kept_checks.h"
+#include "moe/layer.h"
 #include "moe/readiness.h"
 #include "moe/registry.h"
 

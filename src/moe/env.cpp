@@ -66,11 +66,12 @@ Result<Env> read_env() {
   return env;
 }
 
-std::string cache_home() {
+std::string user_cache_folder() {
   // The specification of XDG_CACHE_HOME has relative paths ignored.
-  if (const auto cache = variable("XDG_CACHE_HOME"); cache.starts_with('/')) return std::string(cache);
-  const auto home = variable("HOME");
-  return home.starts_with('/') ? std::string(home) + "/.cache" : "";
+  if (const auto cache = variable("XDG_CACHE_HOME"); cache.starts_with('/'))
+    return std::string(cache);
+  const auto folder = variable("HOME");
+  return folder.starts_with('/') ? std::string(folder) + "/.cache" : "";
 }
 
 const char* to_string(LogLevel level) { return name_of(level); }

@@ -1,4 +1,5 @@
-// The seven environment variables of the library (docs/reference/environment.md), read in one place.
+// The seven environment variables of the library (docs/reference/environment.md), read in one
+// place.
 //
 // They are read when a layer opens and kept with it. Changing one later affects no open layer, and
 // run never reads the environment.
@@ -62,6 +63,6 @@ struct Env {
 Result<Env> read_env();
 
 // The user's folder for caches: XDG_CACHE_HOME, or ~/.cache. Empty if there is none.
-std::string cache_home();
+std::string user_cache_folder();
 
 }  // namespace nvfp4_moe::internal

@@ -40,10 +40,10 @@ CheckOutcome never_ended() {
 std::string device_text(const DeviceFacts& device) {
   return device.name + ", compute capability " + std::to_string(device.compute_capability / 10) +
          "." + std::to_string(device.compute_capability % 10) + ", " +
-         (device.uuid.empty() ? std::string(to_string(device.kind)) + ":" +
-                                    std::to_string(device.index) + " of " +
-                                    std::to_string(device.memory_bytes) + " bytes"
-                              : device.uuid);
+         (device.uuid.empty()
+              ? std::string(to_string(device.kind)) + ":" + std::to_string(device.index) + " of " +
+                    std::to_string(device.memory_bytes) + " bytes"
+              : device.uuid);
 }
 
 // One scope in a file: a result, or the mark of a check in progress.
@@ -208,7 +208,7 @@ std::string KeptCheck::text() const {
 KeptChecks& KeptChecks::of_process() {
   static KeptChecks& checks = *new KeptChecks([] {  // outlives threads that open layers
     Settings settings;
-    const std::string cache = cache_home();
+    const std::string cache = user_cache_folder();
     settings.folder = cache.empty() ? "" : cache + "/nvfp4-moe";
     settings.driver = driver_text();
     settings.library = library_text();

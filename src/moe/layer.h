@@ -14,7 +14,7 @@
 #include "backend/device_replacement.h"
 #include "checkpoint/checkpoint.h"
 #include "core/progress.h"
-#include "moe/backend_choice.h"
+#include "moe/backend_selection.h"
 #include "moe/combine.h"
 #include "moe/env.h"
 #include "moe/weight_uses.h"
@@ -93,7 +93,8 @@ class MoeLayer {
   Combine* combine() const { return combine_.get(); }
   // Makes this layer one rank's part (parallel/open.h).
   void set_combine(std::unique_ptr<Combine> combine) { combine_ = std::move(combine); }
-  // The self-check that the choice of the backend depended on (BackendChoice), for describe_json.
+  // The self-check that the selection of the backend depended on (BackendSelection), for
+  // describe_json.
   void set_self_check(std::optional<CheckReport> check) { self_check_ = std::move(check); }
   // replace_expert changes bytes and tensor scales: hold a use() while you read them.
   const PackedWeights& weights() const { return *weights_; }

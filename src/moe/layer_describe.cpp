@@ -98,9 +98,8 @@ std::string MoeLayer::describe_json() const {
   json["activations"] = {
       {"format", to_string(config->activation_format)},
       {"declared", declared_ ? Json(to_string(declared_->format)) : Json(nullptr)},
-      {"because", declared_
-                      ? reason_of_format(config->activation_format, *declared_, preferred)
-                      : std::string("the layer's config has it")}};
+      {"because", declared_ ? reason_of_format(config->activation_format, *declared_, preferred)
+                            : std::string("the layer's config has it")}};
   const auto scales = resolve_activation_scales(config, weights_->scales);
   json["activation_scale"] = {
       {"hidden",

@@ -46,8 +46,7 @@ bool cuda_hides_gpus() {
 std::vector<std::string> failed_checks(const DeviceFacts& facts) {
   std::vector<std::string> failed;
   for (const auto& [scope, check] : KeptChecks::of_process().kept(facts))
-    if (check.failed())
-      failed.push_back("the self-check of " + scope + " " + check.text());
+    if (check.failed()) failed.push_back("the self-check of " + scope + " " + check.text());
   return failed;
 }
 

@@ -132,23 +132,23 @@ Result<std::unique_ptr<MoeLayer>> open_over_ranks(const MoeConfig& config,
   if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
   std::string forced;
   DeviceFacts device;
-  const auto choose = [&]() -> Result<BackendChoice> {
+  const auto choose = [&]() -> Result<BackendSelection> {
     NVFP4_MOE_ASSIGN(const Env env, read_env());
     NVFP4_MOE_ASSIGN(forced, forced_backend(options.backend, env));
     NVFP4_MOE_ASSIGN(device, device_facts(options.device));
     return choose_backend_to_open(config, device, forced, env);
   };
-  const Result<BackendChoice> choice = choose();
-  NVFP4_MOE_TRY(exchange->agree(choice.status()));
+  const Result<BackendSelection> selected = choose();
+  NVFP4_MOE_TRY(exchange->agree(selected.status()));
   NVFP4_MOE_ASSIGN(const Backend* backend,
-                   backend_of_all(*choice, config, device, forced, *exchange));
+                   backend_of_all(*selected, config, device, forced, *exchange));
   NVFP4_MOE_ASSIGN(auto layer, open_over_ranks_on(*backend, config, source, options, parallel,
                                                   std::move(exchange), progress));
-  layer->set_self_check(choice->check);
+  layer->set_self_check(selected->check);
   return layer;
 }
 
-Result<const Backend*> backend_of_all(const BackendChoice& mine, const MoeConfig& config,
+Result<const Backend*> backend_of_all(const BackendSelection& mine, const MoeConfig& config,
                                       const DeviceFacts& device, const std::string& forced,
                                       Exchange& exchange) {
   using Name = std::array<char, 32>;

@@ -32,7 +32,7 @@ Result<std::unique_ptr<MoeLayer>> open_checkpoint_over_ranks(
 
 // The backend for all ranks, if the self-check of some of them failed: the one with the lowest
 // priority that a rank fell back to. A rank whose backend is forced by name keeps it. Collective.
-Result<const Backend*> backend_of_all(const BackendChoice& mine, const MoeConfig& config,
+Result<const Backend*> backend_of_all(const BackendSelection& mine, const MoeConfig& config,
                                       const DeviceFacts& device, const std::string& forced,
                                       Exchange& exchange);
 

@@ -244,14 +244,14 @@ TEST(ParallelOpen, AllRanksTakeTheBackendOfARankThatFellBack) {
   const Backend* const last = hosts.back();
   CheckReport failed{CheckScope::of(*first, data->config), false, KeptCheck{}};
   failed.kept->outcome.verdict = CheckOutcome::Verdict::kFailed;
-  const BackendChoice choices[] = {{first, {}}, {hosts[1], failed}, {last, failed}};
+  const BackendSelection choices[] = {{first, {}}, {hosts[1], failed}, {last, failed}};
   const auto all = [&](bool any_fell_back, const std::string& forced) {
     std::array<const Backend*, 3> taken{};
     on_ranks(Over::kThreads, 3, kLong, [&](Exchange& exchange) {
       const int rank = exchange.rank();
-      taken[static_cast<size_t>(rank)] = *must(
-          backend_of_all(any_fell_back ? choices[rank] : BackendChoice{hosts[1], {}}, data->config,
-                         host_facts(), rank == 0 ? forced : "auto", exchange));
+      taken[static_cast<size_t>(rank)] =
+          *must(backend_of_all(any_fell_back ? choices[rank] : BackendSelection{hosts[1], {}},
+                               data->config, host_facts(), rank == 0 ? forced : "auto", exchange));
     });
     return taken;
   };

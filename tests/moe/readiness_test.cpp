@@ -55,7 +55,8 @@ TEST(Readiness, WhatKeepsAGpuFromBeingUsedIsOneSentence) {
   EXPECT_THAT(missing_for_gpus(machine({13000, 13000}, 1, "device cuda:0: broken")),
               ElementsAre("device cuda:0: broken"));
   Readiness old_gpu = machine({13000, 13000}, 1, "");
-  old_gpu.devices.push_back({"cuda:0", "Tesla V100", "", "expected compute capability 8.0", {}, {}});
+  old_gpu.devices.push_back(
+      {"cuda:0", "Tesla V100", "", "expected compute capability 8.0", {}, {}});
   EXPECT_THAT(missing_for_gpus(old_gpu),
               ElementsAre("cuda:0 (Tesla V100): expected compute capability 8.0"));
 }

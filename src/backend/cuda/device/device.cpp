@@ -146,7 +146,8 @@ Result<DeviceFacts> cuda_device_facts(int index) {
   bool known = false;
   for (const char byte : properties.uuid.bytes) {
     constexpr const char* kDigits = "0123456789abcdef";
-    facts.uuid += {kDigits[static_cast<uint8_t>(byte) / 16], kDigits[static_cast<uint8_t>(byte) % 16]};
+    facts.uuid +=
+        {kDigits[static_cast<uint8_t>(byte) / 16], kDigits[static_cast<uint8_t>(byte) % 16]};
     known = known || byte != 0;
   }
   if (!known) facts.uuid.clear();  // an emulated device

@@ -30,31 +30,31 @@ struct BackendReport {
   bool chosen = false;
   std::string reason;
   bool supported = false;            // would accept the layer if forced
-  std::optional<CheckReport> check;  // set if the choice depends on it
+  std::optional<CheckReport> check;  // set if the selection depends on it
 };
 
-struct BackendChoice {
+struct BackendSelection {
   const Backend* backend = nullptr;
   // The self-check of `backend`, or of one that has failed it and has a higher priority. Empty if
   // no backend that supports the layer has one.
   std::optional<CheckReport> check;
 };
 
-// The rules of the choice. The functions below apply them to this build's backends.
-class BackendChooser {
+// The rules of the selection. The functions below apply them to this build's backends.
+class BackendSelector {
  public:
-  BackendChooser(std::span<const Backend* const> backends, KeptChecks& checks, SelfCheckMode mode)
+  BackendSelector(std::span<const Backend* const> backends, KeptChecks& checks, SelfCheckMode mode)
       : backends_(backends), checks_(checks), mode_(mode) {}
 
   // These use kept results and run no check.
   std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& device,
                                      const std::string& forced) const;
-  Result<BackendChoice> choose(const MoeConfig& config, const DeviceFacts& device,
-                               const std::string& forced) const;
+  Result<BackendSelection> choose(const MoeConfig& config, const DeviceFacts& device,
+                                  const std::string& forced) const;
   // For a layer that opens: runs the self-check that "auto" needs, and logs one warning for each
   // scope and device that failed. A backend that is forced by name is not checked.
-  Result<BackendChoice> choose_checked(const MoeConfig& config, const DeviceFacts& device,
-                                       const std::string& forced) const;
+  Result<BackendSelection> choose_checked(const MoeConfig& config, const DeviceFacts& device,
+                                          const std::string& forced) const;
 
  private:
   enum class Run : bool { kNo, kYes };
@@ -62,9 +62,9 @@ class BackendChooser {
                                       const DeviceFacts& device, Run run) const;
   std::vector<BackendReport> reports(const MoeConfig& config, const DeviceFacts& device,
                                      const std::string& forced, Run run) const;
-  Result<BackendChoice> chosen(const std::vector<BackendReport>& reports,
-                               const std::string& forced) const;
-  void warn(const BackendChoice& choice, const DeviceFacts& device) const;
+  Result<BackendSelection> chosen(const std::vector<BackendReport>& reports,
+                                  const std::string& forced) const;
+  void warn(const BackendSelection& selected, const DeviceFacts& device) const;
 
   std::span<const Backend* const> backends_;
   KeptChecks& checks_;
@@ -78,8 +78,8 @@ std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& d
 // declines the layer, kUnsupported with its reason: there is no fallback. Runs no check.
 Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device,
                                       const std::string& forced);
-// The same for a layer that opens, as BackendChooser::choose_checked. Sets the log level of `env`.
-Result<BackendChoice> choose_backend_to_open(const MoeConfig& config, const DeviceFacts& device,
-                                             const std::string& forced, const Env& env);
+// The same for a layer that opens, as BackendSelector::choose_checked. Sets the log level of `env`.
+Result<BackendSelection> choose_backend_to_open(const MoeConfig& config, const DeviceFacts& device,
+                                                const std::string& forced, const Env& env);
 
 }  // namespace nvfp4_moe::internal

@@ -1,4 +1,4 @@
-#include "moe/backend_choice.h"
+#include "moe/backend_selection.h"
 
 #include "moe/registry.h"
 
@@ -15,11 +15,11 @@ std::string CheckReport::text() const {
   return "its self-check on this device " + kept->text();
 }
 
-std::optional<CheckReport> BackendChooser::check_of(const Backend& backend, const MoeConfig& config,
-                                                    const DeviceFacts& device, Run run) const {
+std::optional<CheckReport> BackendSelector::check_of(const Backend& backend,
+                                                     const MoeConfig& config,
+                                                     const DeviceFacts& device, Run run) const {
   if (backend.self_check == SelfCheck::kNever) return std::nullopt;
-  const bool due =
-      mode_ == SelfCheckMode::kAlways || backend.self_check == SelfCheck::kBeforeUse;
+  const bool due = mode_ == SelfCheckMode::kAlways || backend.self_check == SelfCheck::kBeforeUse;
   CheckReport report;
   report.scope = CheckScope::of(backend, config);
   if (mode_ == SelfCheckMode::kOff) {
@@ -35,9 +35,9 @@ std::optional<CheckReport> BackendChooser::check_of(const Backend& backend, cons
   return due || report.kept ? std::optional(report) : std::nullopt;
 }
 
-std::vector<BackendReport> BackendChooser::reports(const MoeConfig& config,
-                                                   const DeviceFacts& device,
-                                                   const std::string& forced, Run run) const {
+std::vector<BackendReport> BackendSelector::reports(const MoeConfig& config,
+                                                    const DeviceFacts& device,
+                                                    const std::string& forced, Run run) const {
   std::vector<BackendReport> reports;
   bool found = false;
   for (const Backend* backend : backends_) {
@@ -73,16 +73,17 @@ std::vector<BackendReport> BackendChooser::reports(const MoeConfig& config,
   return reports;
 }
 
-Result<BackendChoice> BackendChooser::chosen(const std::vector<BackendReport>& reports,
-                                             const std::string& forced) const {
-  BackendChoice choice;
+Result<BackendSelection> BackendSelector::chosen(const std::vector<BackendReport>& reports,
+                                                 const std::string& forced) const {
+  BackendSelection selected;
   std::string reasons;
   for (size_t i = 0; i < reports.size(); ++i) {
     const BackendReport& report = reports[i];
-    if (report.check && !(choice.check && choice.check->failed())) choice.check = report.check;
+    if (report.check && !(selected.check && selected.check->failed()))
+      selected.check = report.check;
     if (report.chosen) {
-      choice.backend = backends_[i];
-      return choice;
+      selected.backend = backends_[i];
+      return selected;
     }
     if (forced == "auto" || forced == report.backend)
       reasons += (reasons.empty() ? "" : "; ") + report.backend + ": " + report.reason;
@@ -90,49 +91,50 @@ Result<BackendChoice> BackendChooser::chosen(const std::vector<BackendReport>& r
   return unsupported("backend: none takes this layer: " + reasons);
 }
 
-std::vector<BackendReport> BackendChooser::explain(const MoeConfig& config,
-                                                   const DeviceFacts& device,
-                                                   const std::string& forced) const {
+std::vector<BackendReport> BackendSelector::explain(const MoeConfig& config,
+                                                    const DeviceFacts& device,
+                                                    const std::string& forced) const {
   return reports(config, device, forced, Run::kNo);
 }
 
-Result<BackendChoice> BackendChooser::choose(const MoeConfig& config, const DeviceFacts& device,
-                                             const std::string& forced) const {
+Result<BackendSelection> BackendSelector::choose(const MoeConfig& config, const DeviceFacts& device,
+                                                 const std::string& forced) const {
   return chosen(reports(config, device, forced, Run::kNo), forced);
 }
 
-Result<BackendChoice> BackendChooser::choose_checked(const MoeConfig& config,
-                                                     const DeviceFacts& device,
-                                                     const std::string& forced) const {
-  const Result<BackendChoice> choice = chosen(reports(config, device, forced, Run::kYes), forced);
-  if (choice.ok() && choice->check && choice->check->failed()) warn(*choice, device);
-  return choice;
+Result<BackendSelection> BackendSelector::choose_checked(const MoeConfig& config,
+                                                         const DeviceFacts& device,
+                                                         const std::string& forced) const {
+  const Result<BackendSelection> selected =
+      chosen(reports(config, device, forced, Run::kYes), forced);
+  if (selected.ok() && selected->check && selected->check->failed()) warn(*selected, device);
+  return selected;
 }
 
-void BackendChooser::warn(const BackendChoice& choice, const DeviceFacts& device) const {
-  const CheckReport& check = *choice.check;
+void BackendSelector::warn(const BackendSelection& selected, const DeviceFacts& device) const {
+  const CheckReport& check = *selected.check;
   if (!checks_.is_first_warning(check.scope, device)) return;
   const std::string checked = check.scope.backend->name;
   std::string text = "the self-check of " + check.scope.name() + " on " + device.name + " (" +
                      to_string(device.kind) + ":" + std::to_string(device.index) + ") " +
                      check.kept->text() + "; ";
-  text += choice.backend == check.scope.backend
+  text += selected.backend == check.scope.backend
               ? checked + " is used, because it is forced by name"
-              : std::string(choice.backend->name) + " is used instead";
+              : std::string(selected.backend->name) + " is used instead";
   if (check.kept->ran_here && check.kept->outcome.verdict == CheckOutcome::Verdict::kTimedOut)
     text += "; the kernel that hangs still occupies the device: restart this process";
   log_line(LogLevel::kWarning,
-           text + "; `nvfp4-moe doctor --self-check` checks again and prints what to report, "
-                  "NVFP4_MOE_SELF_CHECK=off uses " +
+           text +
+               "; `nvfp4-moe doctor --self-check` checks again and prints what to report, "
+               "NVFP4_MOE_SELF_CHECK=off uses " +
                checked + " without a check");
 }
 
 namespace {
 
-BackendChooser chooser_of_process() {
+BackendSelector selector_of_process() {
   const Result<Env> env = read_env();  // callers that open or plan a layer report its errors
-  return {backends(), KeptChecks::of_process(),
-          env.ok() ? env->self_check : SelfCheckMode::kAuto};
+  return {backends(), KeptChecks::of_process(), env.ok() ? env->self_check : SelfCheckMode::kAuto};
 }
 
 Status check_name(const std::string& forced) {
@@ -144,7 +146,7 @@ Status check_name(const std::string& forced) {
 
 std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& device,
                                    const std::string& forced) {
-  std::vector<BackendReport> reports = chooser_of_process().explain(config, device, forced);
+  std::vector<BackendReport> reports = selector_of_process().explain(config, device, forced);
   if (!check_name(forced).ok())
     reports.push_back(
         {forced, false, "not in this build: expected one of " + backend_names(), false, {}});
@@ -154,16 +156,16 @@ std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& d
 Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device,
                                       const std::string& forced) {
   NVFP4_MOE_TRY(check_name(forced));
-  NVFP4_MOE_ASSIGN(const BackendChoice choice,
-                   chooser_of_process().choose(config, device, forced));
-  return choice.backend;
+  NVFP4_MOE_ASSIGN(const BackendSelection selected,
+                   selector_of_process().choose(config, device, forced));
+  return selected.backend;
 }
 
-Result<BackendChoice> choose_backend_to_open(const MoeConfig& config, const DeviceFacts& device,
-                                             const std::string& forced, const Env& env) {
+Result<BackendSelection> choose_backend_to_open(const MoeConfig& config, const DeviceFacts& device,
+                                                const std::string& forced, const Env& env) {
   set_log_level(env.log_level);
   NVFP4_MOE_TRY(check_name(forced));
-  return BackendChooser(backends(), KeptChecks::of_process(), env.self_check)
+  return BackendSelector(backends(), KeptChecks::of_process(), env.self_check)
       .choose_checked(config, device, forced);
 }
 

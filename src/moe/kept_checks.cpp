@@ -302,6 +302,9 @@ KeptCheck KeptChecks::check_and_write(const CheckScope& scope, const DeviceFacts
     throw;
   }
   record = {false, result.outcome};
+  // An error before the first kernel (no memory, no thread) is not the kernels' fault.
+  if (result.outcome.verdict == Verdict::kError && result.outcome.kernel.empty())
+    records.erase(scope.name());
   if (!file.write(records)) file.remove();  // so that no mark stays
   return result;
 }

@@ -2,7 +2,7 @@
 //
 // A result holds for one device, driver and library. It is kept in this process and in a file of
 // the user's cache folder, which is trusted under the rules of moe/cache_folder.h. If that folder
-// cannot be used, results are kept in this process only.
+// cannot be used, results are kept in this process only, as is an error before the first kernel.
 //
 // While a check runs, the file has a mark and the process holds a lock. If the lock of a mark is
 // free, a process ended in the middle of a check. That counts as a failure, because the check may

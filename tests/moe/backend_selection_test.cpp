@@ -89,7 +89,7 @@ TEST_F(BackendSelectionTest, PlansAndForcedBackendsRunNoCheck) {
             std::nullopt);
   EXPECT_EQ(runs_, 0);
   EXPECT_TRUE(warnings.lines().empty());
-  EXPECT_FALSE(fs::exists(folder_));
+  EXPECT_FALSE(std::filesystem::exists(folder_));
 
   checks.check(scope_, device_, Reuse::kKept);
   for (int layer = 0; layer < 2; ++layer)
@@ -122,7 +122,6 @@ TEST_F(BackendSelectionTest, OffTrustsAndAlwaysChecksInEachProcess) {
 }
 
 TEST_F(BackendSelectionTest, ATriedBackendIsCheckedOnRequestOnly) {
-  const CheckScope scope = CheckScope::of(kTried, config_);
   const auto choose = [&](KeptChecks& checks, SelfCheckMode mode) {
     return must(
         BackendSelector(kTriedFirst, checks, mode).choose_checked(config_, device_, "auto"));

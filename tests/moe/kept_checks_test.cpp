@@ -51,6 +51,18 @@ TEST_F(KeptChecksTest, PassedIsKeptAndNotRunAgain) {
   EXPECT_EQ(facts.st_mode & 0777, 0700u);
 }
 
+TEST_F(KeptChecksTest, AnErrorBeforeTheFirstKernelIsNotWritten) {
+  CheckOutcome error = failed_check(Verdict::kError);
+  KeptChecks(process(error)).check(scope_, device_, Reuse::kKept);
+  EXPECT_TRUE(KeptChecks(process()).kept(scope_, device_)->failed());
+  error.kernel = "";
+  KeptChecks checks(process(error));
+  EXPECT_TRUE(checks.check(scope_, device_, Reuse::kNone).failed());
+  EXPECT_TRUE(checks.check(scope_, device_, Reuse::kKept).failed());
+  EXPECT_EQ(runs_, 2);
+  EXPECT_EQ(KeptChecks(process()).kept(scope_, device_), std::nullopt);
+}
+
 TEST_F(KeptChecksTest, AnotherDriverLibraryOrDeviceIsCheckedAgain) {
   KeptChecks(process()).check(scope_, device_, Reuse::kKept);
   EXPECT_EQ(runs_, 1);

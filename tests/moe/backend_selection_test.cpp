@@ -112,6 +112,7 @@ TEST_F(BackendSelectionTest, OffTrustsAndAlwaysChecksInEachProcess) {
   EXPECT_EQ(runs_, 1);
 
   KeptChecks always(process());
+  EXPECT_FALSE(always.check(scope_, device_, Reuse::kKept).ran_here);
   for (int layer = 0; layer < 3; ++layer) {
     const auto selected =
         must(selector(always, SelfCheckMode::kAlways).choose_checked(config_, device_, "auto"));

@@ -2,6 +2,7 @@
 // files, folders that cannot be used.
 #include "moe/kept_checks.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <array>
@@ -202,7 +203,7 @@ TEST_F(KeptChecksTest, WithoutAFolderResultsAreKeptInTheProcess) {
   }
 }
 
-// A file in the way of the results: the mark must not stay, since it would count as a failure.
+// The mark must not stay, since it would count as a failure.
 TEST_F(KeptChecksTest, AnExceptionOrAFullDiskLeavesNoMark) {
   KeptChecks::Settings settings = process();
   settings.run = [](const CheckScope&, const DeviceFacts&, milliseconds) -> CheckOutcome {
@@ -210,18 +211,26 @@ TEST_F(KeptChecksTest, AnExceptionOrAFullDiskLeavesNoMark) {
   };
   EXPECT_THROW(KeptChecks(settings).check(scope_, device_, Reuse::kKept), std::bad_alloc);
   EXPECT_EQ(KeptChecks(process()).kept(scope_, device_), std::nullopt);
-  EXPECT_FALSE(KeptChecks(process()).check(scope_, device_, Reuse::kKept).failed());
-  const fs::path file = files(".json")[0];
-  fs::remove(file);
+  // From the middle of the check on, no file can grow.
+  rlimit unlimited{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &unlimited), 0);
+  const auto old = signal(SIGXFSZ, SIG_IGN);
   settings.run = [&](const CheckScope&, const DeviceFacts&, milliseconds) {
-    fs::remove(file);
-    fs::create_directory(file);
+    rlimit none = unlimited;
+    none.rlim_cur = 0;
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
     return passed_check();
   };
   KeptChecks checks(settings);
   EXPECT_FALSE(checks.check(scope_, device_, Reuse::kKept).failed());
   EXPECT_EQ(KeptChecks(process()).kept(scope_, device_), std::nullopt);
+  // Nor can the mark be written: the check runs without one.
+  EXPECT_FALSE(KeptChecks(settings).check(scope_, device_, Reuse::kKept).failed());
+  EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &unlimited), 0);
+  signal(SIGXFSZ, old);
+  EXPECT_EQ(KeptChecks(process()).kept(scope_, device_), std::nullopt);
   EXPECT_FALSE(KeptChecks(process()).check(scope_, device_, Reuse::kKept).failed());
+  EXPECT_EQ(runs_, 1);
 }
 
 TEST(KeptChecks, TheUsersCacheFolderIsUsed) {

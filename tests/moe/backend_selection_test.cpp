@@ -1,4 +1,4 @@
-// The backend of "auto" depends on self-checks: fallback with one warning, and what reports say.
+// The backend of "auto" depends on self-checks: fallback with one warning, and reports of it.
 #include "moe/backend_selection.h"
 
 #include <nlohmann/json.hpp>

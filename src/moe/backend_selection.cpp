@@ -25,11 +25,12 @@ std::optional<CheckReport> BackendSelector::check_of(const Backend& backend,
   if (mode_ == SelfCheckMode::kOff) {
     report.off = true;
   } else if (due && run == Run::kYes) {
-    report.kept = checks_.check(report.scope, device,
-                                mode_ == SelfCheckMode::kAlways ? KeptChecks::Reuse::kOfThisProcess
-                                                                : KeptChecks::Reuse::kKept);
+    report.kept =
+        checks_().check(report.scope, device,
+                        mode_ == SelfCheckMode::kAlways ? KeptChecks::Reuse::kOfThisProcess
+                                                        : KeptChecks::Reuse::kKept);
   } else {
-    report.kept = checks_.kept(report.scope, device);
+    report.kept = checks_().kept(report.scope, device);
   }
   // A check that is not due counts if `doctor --self-check` has run it.
   return due || report.kept ? std::optional(report) : std::nullopt;
@@ -113,7 +114,7 @@ Result<BackendSelection> BackendSelector::choose_checked(const MoeConfig& config
 
 void BackendSelector::warn(const BackendSelection& selected, const DeviceFacts& device) const {
   const CheckReport& check = *selected.check;
-  if (!checks_.is_first_warning(check.scope, device)) return;
+  if (!checks_().is_first_warning(check.scope, device)) return;
   const std::string checked = check.scope.backend->name;
   std::string text = "the self-check of " + check.scope.name() + " on " + device.name + " (" +
                      to_string(device.kind) + ":" + std::to_string(device.index) + ") " +
@@ -134,7 +135,7 @@ namespace {
 
 BackendSelector selector_of_process() {
   const Result<Env> env = read_env();  // callers that open or plan a layer report its errors
-  return {backends(), KeptChecks::of_process(), env.ok() ? env->self_check : SelfCheckMode::kAuto};
+  return {backends(), KeptChecks::of_process, env.ok() ? env->self_check : SelfCheckMode::kAuto};
 }
 
 Status check_name(const std::string& forced) {
@@ -165,7 +166,7 @@ Result<BackendSelection> choose_backend_to_open(const MoeConfig& config, const D
                                                 const std::string& forced, const Env& env) {
   set_log_level(env.log_level);
   NVFP4_MOE_TRY(check_name(forced));
-  return BackendSelector(backends(), KeptChecks::of_process(), env.self_check)
+  return BackendSelector(backends(), KeptChecks::of_process, env.self_check)
       .choose_checked(config, device, forced);
 }
 

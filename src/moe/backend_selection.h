@@ -2,9 +2,11 @@
 // layer and has not failed its self-check on the device (moe/kept_checks.h).
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -43,8 +45,11 @@ struct BackendSelection {
 // The rules of the selection. The functions below apply them to this build's backends.
 class BackendSelector {
  public:
-  BackendSelector(std::span<const Backend* const> backends, KeptChecks& checks, SelfCheckMode mode)
-      : backends_(backends), checks_(checks), mode_(mode) {}
+  // checks: called if a backend with a self-check supports the layer, so that a layer on the host
+  // asks for no driver.
+  BackendSelector(std::span<const Backend* const> backends, std::function<KeptChecks&()> checks,
+                  SelfCheckMode mode)
+      : backends_(backends), checks_(std::move(checks)), mode_(mode) {}
 
   // These use kept results and run no check.
   std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& device,
@@ -67,7 +72,7 @@ class BackendSelector {
   void warn(const BackendSelection& selected, const DeviceFacts& device) const;
 
   std::span<const Backend* const> backends_;
-  KeptChecks& checks_;
+  std::function<KeptChecks&()> checks_;
   SelfCheckMode mode_;
 };
 

@@ -59,9 +59,9 @@ TEST_F(BackendSelectionTest, ALayerAndExplainNameTheFailure) {
   EXPECT_TRUE(reports[1].chosen);
   // If no other backend takes the layer, the error has the reason.
   const std::array<const Backend*, 1> only = {&kUntried};
-  EXPECT_THAT(
-      BackendSelector(only, checks, SelfCheckMode::kAuto).choose_checked(config_, device_, "auto"),
-      Refused(Code::kUnsupported, "its self-check on this device failed: tile_128x64"));
+  EXPECT_THAT(BackendSelector(only, uses(checks), SelfCheckMode::kAuto)
+                  .choose_checked(config_, device_, "auto"),
+              Refused(Code::kUnsupported, "its self-check on this device failed: tile_128x64"));
 }
 
 TEST_F(BackendSelectionTest, AKernelThatHangsAsksForARestartInItsOwnProcess) {
@@ -122,10 +122,19 @@ TEST_F(BackendSelectionTest, OffTrustsAndAlwaysChecksInEachProcess) {
   EXPECT_EQ(runs_, 2);
 }
 
+TEST_F(BackendSelectionTest, WithoutABackendThatNeedsOneNoCheckIsAskedFor) {
+  const std::array<const Backend*, 1> host = {&kReferenceBackend};
+  const BackendSelector selector(
+      host, []() -> KeptChecks& { throw std::logic_error("asked"); }, SelfCheckMode::kAlways);
+  const auto selected = must(selector.choose_checked(config_, device_, "auto"));
+  EXPECT_EQ(selected->backend, &kReferenceBackend);
+  EXPECT_EQ(selected->check, std::nullopt);
+}
+
 TEST_F(BackendSelectionTest, ATriedBackendIsCheckedOnRequestOnly) {
   const auto choose = [&](KeptChecks& checks, SelfCheckMode mode) {
     return must(
-        BackendSelector(kTriedFirst, checks, mode).choose_checked(config_, device_, "auto"));
+        BackendSelector(kTriedFirst, uses(checks), mode).choose_checked(config_, device_, "auto"));
   };
   KeptChecks checks(process(failed_check()));
   const auto untouched = choose(checks, SelfCheckMode::kAuto);

@@ -73,8 +73,11 @@ class KeptChecksTest : public testing::Test {
       if (entry.path().string().ends_with(ending)) found.push_back(entry.path());
     return found;
   }
+  static std::function<KeptChecks&()> uses(KeptChecks& checks) {
+    return [&checks]() -> KeptChecks& { return checks; };
+  }
   BackendSelector selector(KeptChecks& checks, SelfCheckMode mode = SelfCheckMode::kAuto) const {
-    return {kUntriedFirst, checks, mode};
+    return {kUntriedFirst, uses(checks), mode};
   }
 
   TempDir dir_;

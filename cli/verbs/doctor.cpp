@@ -1,7 +1,8 @@
 // doctor: shows whether this machine is ready. Four lines: the build and a self-test of the number
 // formats and of every backend on a tiny layer; the backends that run here; the engines with an
 // adapter; what is missing. --verbose adds host, GPUs, reasons and the tests. Exit code 1 if a
-// self-test fails. A missing GPU is not a failure.
+// self-test fails. A missing GPU is not a failure. --self-check first checks the kernels of
+// backends that have a self-check, with a line each.
 #include <fmt/format.h>
 #include <gnu/libc-version.h>
 
@@ -15,11 +16,13 @@
 #include "cli/console/lists.h"
 #include "cli/verbs/engines.h"
 #include "cli/verbs/layers.h"
+#include "cli/verbs/self_checks.h"
 #include "cli/verbs/verbs.h"
 #include "core/float_formats.h"
 #include "core/printable.h"
 #include "core/scale_layout.h"
 #include "judge/judge.h"
+#include "moe/kept_checks.h"
 #include "moe/layer.h"
 #include "moe/placed_batch.h"
 #include "moe/readiness.h"
@@ -30,6 +33,7 @@ namespace {
 
 struct DoctorOptions {
   bool verbose = false;
+  bool self_check = false;
 };
 
 struct Device {
@@ -125,6 +129,12 @@ Result<MoeConfig> tiny_config(ActivationFormat format) {
   return MoeConfig::make(options);
 }
 
+bool failed_self_check(const Backend& backend, const MoeConfig& config, const DeviceFacts& device) {
+  if (backend.self_check == SelfCheck::kNever) return false;
+  const auto kept = KeptChecks::of_process().kept(CheckScope::of(backend, config), device);
+  return kept && kept->failed();
+}
+
 // Runs a tiny layer on every backend that takes it, on the host and on each GPU, and compares it
 // with the reference.
 std::vector<SelfTest> test_layers(const std::vector<Device>& devices, Executor& executor) {
@@ -148,6 +158,7 @@ std::vector<SelfTest> test_layers(const std::vector<Device>& devices, Executor& 
       for (const Backend* backend : backends()) {
         const std::string name = backend->name;
         if (name == "reference" || !backend->supports(*config, device.facts).ok()) continue;
+        if (failed_self_check(*backend, *config, device.facts)) continue;  // it might hang
         RandomTokens actual = random_tokens(sizes, {0, sizes.num_experts}, 13, 2);
         const Status status = run_layer(*config, name, device.name, executor, actual);
         const std::string where =
@@ -317,6 +328,14 @@ void report_missing(std::vector<std::string> missing, Report& report) {
 Status doctor(const DoctorOptions& options, Report& report) {
   NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
   NVFP4_MOE_TRY(device_facts(report.common().device).status());
+  // First, so that all that follows leaves out what has failed.
+  if (options.self_check) {
+    NVFP4_MOE_ASSIGN(const bool usable, report_self_checks(report));
+    if (!usable) {
+      report.fact("check", "a kernel hangs on its device: nothing else is tested", Style::kBad);
+      return {};
+    }
+  }
   NVFP4_MOE_ASSIGN(const Readiness readiness, read_readiness(forced));
   const std::vector<Device> devices = all_devices();
   const std::vector<SelfTest> tests = run_self_tests(devices, report);
@@ -357,6 +376,9 @@ void add_doctor(CLI::App& app, Invocation& invocation) {
       UsesBackend::kYes, doctor, [](CLI::App& verb, DoctorOptions& options) {
         verb.add_flag("--verbose", options.verbose,
                       "Also show host, GPUs, why each backend does or does not run, and each test");
+        verb.add_flag("--self-check", options.self_check,
+                      "Check the kernels of sm90, sm100 and sm120 on --device, or on all GPUs, and "
+                      "keep the results");
       });
 }
 

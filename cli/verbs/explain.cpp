@@ -29,20 +29,24 @@ std::string scale_text(const Json& how) {
                          : fmt::format("{:.6g} for every line", how.get<float>());
 }
 
-Status report_choices(const MoeConfig& config, const DeviceFacts& device, const std::string& forced,
-                      Report& report) {
+// Returns the backend for which the rule of activation formats chose: the first that supports the
+// layer, also if its self-check has failed.
+std::string report_choices(const MoeConfig& config, const DeviceFacts& device,
+                           const std::string& forced, Report& report) {
+  std::string first = forced == "auto" ? "" : forced;
   Table table({{"backend", "backend", false},
                {"chosen", "result", false},
                {"supported", ""},
                {"reason", "reason", false}});
   for (const BackendReport& choice : explain(config, device, forced)) {
+    if (first.empty() && choice.supported) first = choice.backend;
     table.add({cell(choice.backend),
                {result_text(choice), choice.chosen, choice.chosen ? Style::kGood : Style::kPlain},
                {"", choice.supported},
                cell(choice.reason)});
   }
   report.table("backends", table);
-  return {};
+  return first;
 }
 
 // Reports the kernels of a step by the number of tokens, if they differ. Plans change at a few
@@ -119,7 +123,7 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
                                     device.kind == DeviceKind::kCpu ? "threads" : "multiprocessors",
                                     bytes_text(static_cast<uint64_t>(device.memory_bytes))));
   report.line("");
-  NVFP4_MOE_TRY(report_choices(config, device, forced, report));
+  const std::string first = report_choices(config, device, forced, report);
   NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(config, device, forced));
   NVFP4_MOE_ASSIGN(const ActivationScales scales,
                    resolve_activation_scales(config, subject.source.scales));
@@ -134,7 +138,7 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
   report.line("");
   if (subject.source.declared) {
     const std::string because =
-        reason_of_format(sizes.activation_format, *subject.source.declared, backend->name);
+        reason_of_format(sizes.activation_format, *subject.source.declared, first);
     report.fact("activations",
                 fmt::format("{}, because {}", to_string(sizes.activation_format), because));
     report.json()["activations_because"] = because;

@@ -18,15 +18,15 @@ struct Need {
   uint64_t workspace_bytes = 0;  // one workspace, shared by all layers
 };
 
-Result<Need> need_of(const Checkpoint& checkpoint, const Backend& backend, int64_t ranks,
-                     int64_t max_tokens, const DeviceFacts& device) {
+Result<Need> need_of(const Checkpoint& checkpoint, const Backend& backend,
+                     const std::string& forced, int64_t ranks, int64_t max_tokens,
+                     const DeviceFacts& device) {
   Need need;
   std::map<std::string, std::pair<uint64_t, uint64_t>>
       seen;  // layers of the same shape are measured once
   for (const int64_t layer : checkpoint.model().layers) {
     NVFP4_MOE_ASSIGN(MoeOptions options, checkpoint.layer_options(layer));
-    NVFP4_MOE_ASSIGN(const ChosenFormat chosen,
-                     choose_activation_format(options, device, backend.name));
+    NVFP4_MOE_ASSIGN(const ChosenFormat chosen, choose_activation_format(options, device, forced));
     options.activation_format = chosen.format;
     const std::string key = fmt::format("{} {} {} {}", options.num_experts, options.hidden_size,
                                         options.intermediate_size, to_string(chosen.format));
@@ -67,7 +67,8 @@ Status report_fit(const Checkpoint& checkpoint, const std::string& forced,
   Table table(columns);
   for (const int64_t ranks : {1, 2, 4, 8}) {
     if (ranks > checkpoint.model().options.num_experts) break;
-    NVFP4_MOE_ASSIGN(const Need need, need_of(checkpoint, *backend, ranks, max_tokens, device));
+    NVFP4_MOE_ASSIGN(const Need need,
+                     need_of(checkpoint, *backend, forced, ranks, max_tokens, device));
     const uint64_t total = need.experts_bytes + other_bytes + need.workspace_bytes;
     std::vector<Cell> cells = {{ranks == 1 ? "1" : fmt::format("{} (EP{})", ranks, ranks), ranks},
                                bytes_cell(need.experts_bytes),

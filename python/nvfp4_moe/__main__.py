@@ -1,6 +1,6 @@
 """Shows whether this installation works: the build, backends, a self-test, engines, and what is missing.
 
-    python -m nvfp4_moe [--verbose | --json]
+    python -m nvfp4_moe [--self-check] [--verbose | --json]
 
 `nvfp4-moe doctor` of the command line does the same, and also tests layers on GPUs.
 """
@@ -45,24 +45,29 @@ def _self_test() -> tuple[int, list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the report. Returns 1 if the self-test fails, 2 if an environment variable is wrong, else 0.
+    """Prints the report. Returns 1 if a test or a self-check fails, 2 if an environment variable is wrong, else 0.
 
-    With --json it is {"version", "build", "python", "backends", "self_test": {"tested", "failed"}, "engines",
-    "missing"}.
+    With --json it is {"version", "build", "python", "backends", "self_test": {"tested", "failed"}, "self_check",
+    "engines", "missing"}. "self_check" is a list with --self-check, else null.
     """
     parser = argparse.ArgumentParser(prog="python -m nvfp4_moe", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--verbose", action="store_true", help="also show each engine, and why backends do not run here"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--self-check", action="store_true", help="first check the kernels of sm90, sm100 and sm120 on all GPUs"
+    )
     asked = parser.parse_args(arguments)
     try:
+        checks = _core.self_checks("cpu") if asked.self_check else []
         here, rows = _core.readiness(), engines.report()
         tested, failed = _self_test()
     except Error as error:  # NVFP4_MOE_BACKEND and the like
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
     missing = [*here["missing"], *engines.missing(rows)]
+    code = 1 if failed or any(one["verdict"] != "passed" for one in checks) else 0
     if asked.json:
         report = {
             "version": __version__,
@@ -70,16 +75,18 @@ def main(arguments: list[str] | None = None) -> int:
             "python": sys.executable,
             "backends": here["backends"],
             "self_test": {"tested": tested, "failed": failed},
+            "self_check": checks if asked.self_check else None,
             "engines": engines.summary(rows),
             "missing": missing,
         }
         print(json.dumps(report, indent=1))
-        return 1 if failed else 0
+        return code
     facts = [
         ("version", f"nvfp4_moe {__version__}, {here['build']}; Python {platform.python_version()}"),
         ("backends", here["backends"]),
         ("test", f"{tested - len(failed)} of {tested} tiny layers agree with the reference"),
         *(("FAILED", f"{one}: do not trust results of this build on this machine") for one in failed),
+        *(("check", f"{one['device']} {one['scope']}: {one['text']}, {one['milliseconds']:.1f} ms") for one in checks),
         ("engines", f"{engines.summary(rows)} (in {sys.executable})"),
         *(("missing", one) for one in missing or ["nothing"]),
     ]
@@ -88,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
         facts += [("backend", f"{row['backend']:<14} {row['reason']}") for row in explain(_OPTIONS)]
     for label, text in facts:
         print(f"{label:<8}  {text}")
-    return 1 if failed else 0
+    return code
 
 
 if __name__ == "__main__":

@@ -132,8 +132,9 @@ def choose_activations(
 ) -> tuple[str, str]:
     """Chooses (activation_format, why) for a layer with these fields of MoeConfig.
 
-    asked is "auto" or a format. "auto" follows choose_activation_format for the backend that would run the layer. why
-    is a clause for the log.
+    asked is "auto" or a format. "auto" follows choose_activation_format for the first backend that supports the layer,
+    also if its self-check fails, so that all layers of a model and all ranks have one format. why is a clause for the
+    log.
     """
     if asked != "auto":
         is_less = asked in _DECLARED and _DECLARED.index(asked) < _DECLARED.index(declared.format)
@@ -143,7 +144,9 @@ def choose_activations(
         backends = explain({**options, "activation_format": declared.format}, backend, device)
     except Error:  # why_refused reports it for the same options
         backends = []
-    chosen = next((one["backend"] for one in backends if one["chosen"]), None)
+    chosen = next(
+        (one["backend"] for one in backends if one["supported"] and backend in ("auto", one["backend"])), None
+    )
     if chosen is None:
         return declared.format, f"it is declared ({declared.where})"
     activation_format, because = choose_activation_format(declared.format, chosen)

@@ -18,6 +18,7 @@
 #include "layer.h"
 #include "moe/activation_choice.h"
 #include "moe/config_json.h"
+#include "moe/kept_checks.h"
 #include "moe/layer.h"
 #include "moe/readiness.h"
 #include "moe/registry.h"
@@ -170,6 +171,28 @@ Dict readiness_texts() {
   return d;
 }
 
+// Runs the self-checks of a device's backends and keeps the results.
+nb::typed<nb::list, Dict> self_checks(const std::string& device) {
+  std::vector<DeviceCheck> checks;
+  Status status;
+  {
+    const WithoutLock unlocked;
+    status = run_self_checks(device, [&](const DeviceCheck& one) { checks.push_back(one); });
+  }
+  check(status);
+  nb::list list;
+  for (const DeviceCheck& one : checks) {
+    nb::dict d;
+    d["device"] = one.device;
+    d["scope"] = one.scope;
+    d["verdict"] = name_of(one.outcome.verdict);
+    d["text"] = KeptCheck{one.outcome, true}.text();
+    d["milliseconds"] = one.outcome.milliseconds;
+    list.append(d);
+  }
+  return list;
+}
+
 std::pair<std::string, std::string> choose_activation_format(const std::string& declared,
                                                              const std::string& backend) {
   const auto format = take(parse<ActivationFormat>(declared, "declared"));
@@ -228,6 +251,7 @@ Args:
       "Returns the default options of a layer as JSON.");
   m.def("explain", &explain_json, nb::arg("options"), nb::arg("backend"), nb::arg("device"));
   m.def("readiness", &readiness_texts);
+  m.def("self_checks", &self_checks, nb::arg("device"));
   m.def("choose_activation_format", &choose_activation_format, nb::arg("declared"),
         nb::arg("backend"));
 }

@@ -165,6 +165,13 @@ struct DeviceMeasures {
   const char* product_instruction;
 };
 
+// When a backend's kernels are compared with those of `cuda` on a device (moe/self_check.h).
+enum class SelfCheck : uint8_t {
+  kNever,
+  kOnRequest,  // doctor --self-check, NVFP4_MOE_SELF_CHECK=always
+  kBeforeUse,  // also before "auto" takes the backend, which no GPU of its kind has run yet
+};
+
 struct Backend {
   const char* name;
   int priority;  // the highest that supports a layer is chosen; no two are equal
@@ -221,6 +228,8 @@ struct Backend {
 
   // The variant that the backend selected on this host, for `explain`; null if it has only one.
   std::string (*selection)() = nullptr;
+
+  SelfCheck self_check = SelfCheck::kNever;
 
   // A short warning to users; null: no warning.
   const char* caveat = nullptr;

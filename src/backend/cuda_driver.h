@@ -15,6 +15,9 @@ struct CudaVersions {
 // Asks CUDA's run time and the driver, without initializing a device. Only in builds with CUDA.
 CudaVersions cuda_versions();
 
+// Identifies the sources of the CUDA kernels and the compiler. Only in builds with CUDA.
+const char* cuda_kernels_id();
+
 inline std::string cuda_version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }

@@ -43,6 +43,7 @@ struct DeviceFacts {
   // For CUDA devices:
   int compute_capability = 0;  // 90 for 9.0
   int cta_shared_bytes = 0;    // shared memory that one thread block may ask for
+  std::string uuid;            // 32 hexadecimal digits; empty if it is not known
   bool operator==(const DeviceFacts&) const = default;
 };
 

@@ -56,10 +56,22 @@ Result<Env> read_env() {
     if (one != "0" && one != "1") return bad_variable("NVFP4_MOE_ONE_LAUNCH", "0 or 1", one);
     env.one_launch = one == "1";
   }
+  if (const auto mode = variable("NVFP4_MOE_SELF_CHECK"); !mode.empty()) {
+    NVFP4_MOE_ASSIGN(env.self_check,
+                     parse<SelfCheckMode>(mode, "environment NVFP4_MOE_SELF_CHECK"));
+  }
   if (const auto level = variable("NVFP4_MOE_LOG"); !level.empty()) {
     NVFP4_MOE_ASSIGN(env.log_level, parse<LogLevel>(level, "environment NVFP4_MOE_LOG"));
   }
   return env;
+}
+
+std::string user_cache_folder() {
+  // The specification of XDG_CACHE_HOME has relative paths ignored.
+  if (const auto cache = variable("XDG_CACHE_HOME"); cache.starts_with('/'))
+    return std::string(cache);
+  const auto folder = variable("HOME");
+  return folder.starts_with('/') ? std::string(folder) + "/.cache" : "";
 }
 
 const char* to_string(LogLevel level) { return name_of(level); }

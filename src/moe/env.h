@@ -1,4 +1,5 @@
-// The six environment variables of the library (docs/reference/environment.md), read in one place.
+// The seven environment variables of the library (docs/reference/environment.md), read in one
+// place.
 //
 // They are read when a layer opens and kept with it. Changing one later affects no open layer, and
 // run never reads the environment.
@@ -21,6 +22,18 @@ struct EnumNames<LogLevel> {
   static constexpr std::array kAll = {"off", "error", "warning", "info", "debug"};
 };
 
+// When the kernels of a backend with a self-check are checked (moe/kept_checks.h).
+enum class SelfCheckMode : uint8_t {
+  kAuto,    // once, before "auto" takes a backend that no GPU of its kind has run yet
+  kOff,     // never: all backends are trusted
+  kAlways,  // in each process, and the other backends with a self-check too
+};
+template <>
+struct EnumNames<SelfCheckMode> {
+  static constexpr const char* kWhat = "NVFP4_MOE_SELF_CHECK";
+  static constexpr std::array kAll = {"auto", "off", "always"};
+};
+
 using LogFn = void (*)(int level, const char* text, void* user);
 
 // Any thread may call these. The callback is called with a lock held, so calls never overlap. It
@@ -41,11 +54,16 @@ struct Env {
   bool check = false;
   // NVFP4_MOE_ONE_LAUNCH: see Limits::one_launch
   bool one_launch = true;
+  // NVFP4_MOE_SELF_CHECK
+  SelfCheckMode self_check = SelfCheckMode::kAuto;
   // NVFP4_MOE_LOG: the highest level that the log callback receives
   LogLevel log_level = LogLevel::kInfo;
 };
 
 // kInvalidArgument, naming the variable, if a value is invalid.
 Result<Env> read_env();
+
+// The user's folder for caches: XDG_CACHE_HOME, or ~/.cache. Empty if there is none.
+std::string user_cache_folder();
 
 }  // namespace nvfp4_moe::internal

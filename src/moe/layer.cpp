@@ -195,8 +195,11 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::open(const MoeConfig& config, const 
   NVFP4_MOE_ASSIGN(const Env env, read_env());
   NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(options.backend, env));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
-  NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, device, forced));
-  return open_on(*backend, config, source, options, progress);
+  NVFP4_MOE_ASSIGN(const BackendSelection selected,
+                   choose_backend_to_open(config, device, forced, env));
+  NVFP4_MOE_ASSIGN(auto layer, open_on(*selected.backend, config, source, options, progress));
+  layer->set_self_check(selected.check);
+  return layer;
 }
 
 Result<std::unique_ptr<MoeLayer>> MoeLayer::open_on(const Backend& backend, const MoeConfig& config,

@@ -14,6 +14,7 @@
 #include "backend/device_replacement.h"
 #include "checkpoint/checkpoint.h"
 #include "core/progress.h"
+#include "moe/backend_selection.h"
 #include "moe/combine.h"
 #include "moe/env.h"
 #include "moe/weight_uses.h"
@@ -44,17 +45,6 @@ struct LayerOptions {
   // null: the layer owns a pool (NVFP4_MOE_THREADS, or one thread per core)
   Executor* executor = nullptr;
 };
-
-// One backend in the report of `explain`: why it was or was not chosen.
-struct BackendReport {
-  std::string backend;
-  bool chosen = false;
-  std::string reason;
-  bool supported = false;  // would accept the layer if forced
-};
-// Pure: which backend runs this config on this device, and why the others do not.
-std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& device,
-                                   const std::string& forced = "auto");
 
 // Describes a run of that many tokens under a plan of this backend, one entry per step. Needs no
 // device.
@@ -103,6 +93,9 @@ class MoeLayer {
   Combine* combine() const { return combine_.get(); }
   // Makes this layer one rank's part (parallel/open.h).
   void set_combine(std::unique_ptr<Combine> combine) { combine_ = std::move(combine); }
+  // The self-check that the selection of the backend depended on (BackendSelection), for
+  // describe_json.
+  void set_self_check(std::optional<CheckReport> check) { self_check_ = std::move(check); }
   // replace_expert changes bytes and tensor scales: hold a use() while you read them.
   const PackedWeights& weights() const { return *weights_; }
   const Plan& plan() const { return plan_; }
@@ -224,6 +217,7 @@ class MoeLayer {
   std::unique_ptr<PackedWeights> weights_;
   Plan plan_;
   std::optional<DeclaredActivations> declared_;
+  std::optional<CheckReport> self_check_;
   WorkspaceSizeCache workspace_size_;
   std::unique_ptr<Executor> owned_executor_;
   Executor* executor_ = nullptr;

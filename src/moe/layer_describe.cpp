@@ -21,6 +21,19 @@ Json fp8_weights_json(const std::optional<Fp8LayerWeights>& fp8) {
           {"most_shift", fp8->most_shift}};
 }
 
+namespace {
+
+Json self_check_json(const std::optional<CheckReport>& check) {
+  if (!check) return nullptr;
+  const CheckOutcome outcome = check->kept ? check->kept->outcome : CheckOutcome{};
+  return {{"scope", check->scope.name()},
+          {"state", check->state()},
+          {"kernel", outcome.kernel},
+          {"difference", outcome.difference}};
+}
+
+}  // namespace
+
 std::vector<StepPlan> describe_run(const Backend& backend, const MoeConfig& config,
                                    const ExpertRange& range, const Plan& plan, int64_t tokens) {
   return backend.describe_run == nullptr ? plan.steps
@@ -72,6 +85,7 @@ std::string MoeLayer::describe_json() const {
   Json kernels = Json::object();
   for (const StepPlan& step : plan_.steps) kernels[step.step] = step.kernel;
   json["kernels"] = kernels;
+  json["self_check"] = self_check_json(self_check_);
   json["activation"] = to_string(config->activation);
   json["swiglu_limit"] = config->swiglu_limit ? Json(*config->swiglu_limit) : nullptr;
   if (config->activation == Activation::kSitu) {
@@ -79,12 +93,14 @@ std::string MoeLayer::describe_json() const {
     json["situ_up_limit"] = *config->situ_up_limit;
   }
   json["activation_format"] = to_string(config->activation_format);
+  // The rule took the format for the backend that the device would have without a failed check.
+  const char* const preferred =
+      self_check_ && self_check_->failed() ? self_check_->scope.backend->name : backend_->name;
   json["activations"] = {
       {"format", to_string(config->activation_format)},
       {"declared", declared_ ? Json(to_string(declared_->format)) : Json(nullptr)},
-      {"because", declared_
-                      ? reason_of_format(config->activation_format, *declared_, backend_->name)
-                      : std::string("the layer's config has it")}};
+      {"because", declared_ ? reason_of_format(config->activation_format, *declared_, preferred)
+                            : std::string("the layer's config has it")}};
   const auto scales = resolve_activation_scales(config, weights_->scales);
   json["activation_scale"] = {
       {"hidden",

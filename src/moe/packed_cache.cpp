@@ -41,8 +41,11 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(
   NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, layer_index, slice));
   NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(options.backend, env));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
-  NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, device, forced));
+  NVFP4_MOE_ASSIGN(const BackendSelection selected,
+                   choose_backend_to_open(config, device, forced, env));
+  const Backend* const backend = selected.backend;
   NVFP4_MOE_ASSIGN(auto layer, MoeLayer::prepare(*backend, config, source.scales, options, env));
+  layer->set_self_check(selected.check);
   layer->declared_ = source.declared;
   PackedWeights& weights = *layer->weights_;
 

@@ -5,10 +5,12 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <string_view>
 
 #include "core/config.h"
 #include "io/files.h"
+#include "moe/kept_checks.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
 
@@ -40,6 +42,14 @@ bool cuda_hides_gpus() {
   return visible != nullptr && (*visible == '\0' || std::string_view(visible) == "-1");
 }
 
+// The sentences about a device's kept self-checks that failed.
+std::vector<std::string> failed_checks(const DeviceFacts& facts) {
+  std::vector<std::string> failed;
+  for (const auto& [scope, check] : KeptChecks::of_process().kept(facts))
+    if (check.failed()) failed.push_back("the self-check of " + scope + " " + check.text());
+  return failed;
+}
+
 DeviceBackends backends_of(const MoeConfig& config, const std::string& device,
                            const DeviceFacts& facts, const std::string& forced) {
   DeviceBackends found;
@@ -48,14 +58,59 @@ DeviceBackends backends_of(const MoeConfig& config, const std::string& device,
   for (const BackendReport& report : explain(config, facts, forced)) {
     if (report.chosen)
       found.chosen = report.backend;
-    else if (report.supported)
+    else if (report.supported && !report.check)
       found.others.push_back(report.backend);
     else if (report.backend == "cuda" && facts.kind == DeviceKind::kCuda && forced == "auto")
       found.note = report.reason;  // of the backend that takes the oldest GPUs
   }
   if (const Backend* backend = find_backend(found.chosen); backend != nullptr)
     found.note = backend->caveat != nullptr ? backend->caveat : "";
+  if (facts.kind == DeviceKind::kCuda) found.failed_checks = failed_checks(facts);
   return found;
+}
+
+// The scopes of a backend's self-checks on a device, by name.
+Result<std::map<std::string, CheckScope>> scopes_of(const Backend& backend,
+                                                    const DeviceFacts& device) {
+  std::map<std::string, CheckScope> scopes;
+  MoeOptions options;
+  options.num_experts = 8;
+  options.top_k = 2;
+  options.hidden_size = 256;
+  options.intermediate_size = 128;
+  for (size_t f = 0; f < EnumNames<ActivationFormat>::kAll.size(); ++f)
+    for (size_t a = 0; a < EnumNames<Activation>::kAll.size(); ++a)
+      for (const bool batch_invariant : {false, true}) {
+        options.activation_format = static_cast<ActivationFormat>(f);
+        options.activation = static_cast<Activation>(a);
+        options.batch_invariant = batch_invariant;
+        options.swiglu_limit.reset();
+        options.situ_gate_limit.reset();
+        options.situ_up_limit.reset();
+        if (has_swiglu_limit(options.activation)) options.swiglu_limit = 7.0f;
+        if (options.activation == Activation::kSitu)
+          options.situ_gate_limit = options.situ_up_limit = 7.0f;
+        NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
+        if (!backend.supports(config, device).ok()) continue;
+        const CheckScope scope = CheckScope::of(backend, config);
+        scopes.emplace(scope.name(), scope);
+      }
+  return scopes;
+}
+
+Status check_device(const std::string& name, const DeviceFacts& device,
+                    const std::function<void(const DeviceCheck&)>& report) {
+  for (const Backend* backend : backends()) {
+    if (backend->self_check == SelfCheck::kNever) continue;
+    NVFP4_MOE_ASSIGN(const auto scopes, scopes_of(*backend, device));
+    for (const auto& [scope_name, scope] : scopes) {
+      const KeptCheck check =
+          KeptChecks::of_process().check(scope, device, KeptChecks::Reuse::kNone);
+      report({name, scope_name, check.outcome});
+      if (check.outcome.verdict == CheckOutcome::Verdict::kTimedOut) return {};
+    }
+  }
+  return {};
 }
 
 std::string joined(const std::vector<std::string>& words, const char* separator) {
@@ -73,6 +128,33 @@ NvidiaSystem read_nvidia_system(const std::string& root) {
     system.gpus = static_cast<int>(std::count_if(names->begin(), names->end(), is_gpu));
   system.driver = driver_release(root + "/proc/driver/nvidia/version");
   return system;
+}
+
+std::string driver_text() {
+  std::string text = read_nvidia_system().driver;
+#ifdef NVFP4_MOE_WITH_CUDA
+  text += (text.empty() ? "CUDA " : ", CUDA ") + cuda_version_text(cuda_versions().driver);
+#endif
+  return text;
+}
+
+std::string library_text() {
+  std::string text = NVFP4_MOE_VERSION;
+#ifdef NVFP4_MOE_WITH_CUDA
+  text += ", CUDA " + cuda_version_text(cuda_versions().runtime) + ", kernels " + cuda_kernels_id();
+#endif
+  return text;
+}
+
+Status run_self_checks(const std::string& device,
+                       const std::function<void(const DeviceCheck&)>& report) {
+  for (int index = 0;; ++index) {
+    const std::string name = device == "cpu" ? "cuda:" + std::to_string(index) : device;
+    const Result<DeviceFacts> facts = device_facts(name);
+    if (!facts.ok()) return device == "cpu" ? Status() : facts.status();
+    NVFP4_MOE_TRY(check_device(name, *facts, report));
+    if (device != "cpu") return {};
+  }
 }
 
 Result<Readiness> read_readiness(const std::string& forced) {
@@ -133,6 +215,13 @@ std::string backends_text(const Readiness& readiness) {
     used.push_back(text);
     for (const std::string& other : one.others) add_once(others, other);
     if (!one.note.empty()) add_once(notes, one.chosen + ": " + one.note);
+    for (size_t i = first; i < end; ++i)
+      if (const std::vector<std::string>& failed = devices[i].failed_checks; !failed.empty())
+        add_once(notes, failed.front() +
+                            (failed.size() == 1
+                                 ? ""
+                                 : " (and " + std::to_string(failed.size() - 1) + " more)") +
+                            "; `nvfp4-moe doctor --self-check` checks again");
   }
   if (used.empty()) return "none of this build's backends runs here";
   std::string text = joined(used, ", ");

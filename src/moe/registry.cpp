@@ -103,41 +103,6 @@ std::vector<std::string> backend_notes(const Backend& backend, ActivationFormat 
   return notes;
 }
 
-std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& device,
-                                   const std::string& forced) {
-  std::vector<BackendReport> reports;
-  bool found = false;
-  for (const Backend* backend : backends()) {
-    const Status supports = backend->supports(config, device);
-    BackendReport report;
-    report.backend = backend->name;
-    report.supported = supports.ok();
-    if (!supports.ok()) {
-      report.reason = supports.message();
-    } else if (forced != "auto") {
-      report.chosen = forced == backend->name;
-      report.reason = report.chosen ? "forced by name"
-                                    : "supports this layer; " + forced + " is forced by name";
-    } else if (found) {
-      report.reason = "supports this layer; lower priority";
-    } else {
-      report.chosen = true;
-      report.reason = "highest priority of those that support this layer";
-    }
-    if (report.chosen && backend->selection != nullptr)
-      report.reason += "; " + backend->selection();
-    if (report.chosen)
-      for (const std::string& note : backend_notes(*backend, config->activation_format))
-        report.reason += "; " + note;
-    found = found || report.chosen;
-    reports.push_back(std::move(report));
-  }
-  if (forced != "auto" && find_backend(forced) == nullptr)
-    reports.push_back(
-        {forced, false, "not in this build: expected one of " + backend_names(), false});
-  return reports;
-}
-
 Result<std::string> forced_backend(const std::string& option, const Env& env,
                                    const char* option_name) {
   const bool from_variable = option == "auto" && !env.backend.empty();
@@ -146,21 +111,6 @@ Result<std::string> forced_backend(const std::string& option, const Env& env,
   return invalid_argument(
       std::string(from_variable ? "environment NVFP4_MOE_BACKEND" : option_name) + ": " +
       expected_backend(name));
-}
-
-Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device,
-                                      const std::string& forced) {
-  if (forced != "auto" && find_backend(forced) == nullptr)
-    return invalid_argument("backend: " + expected_backend(forced));
-  std::string reasons;
-  for (const BackendReport& report : explain(config, device, forced)) {
-    if (report.chosen) return find_backend(report.backend);
-    if (forced == "auto" || forced == report.backend) {
-      if (!reasons.empty()) reasons += "; ";
-      reasons += report.backend + ": " + report.reason;
-    }
-  }
-  return unsupported("backend: none takes this layer: " + reasons);
 }
 
 DeviceFacts host_facts() {

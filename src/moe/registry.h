@@ -32,11 +32,6 @@ std::vector<std::string> backend_notes(const Backend& backend, ActivationFormat 
 Result<std::string> forced_backend(const std::string& option, const Env& env,
                                    const char* option_name = "backend");
 
-// The backend for a layer: `forced` by name, or by priority if it is "auto". If a forced one
-// declines the layer, kUnsupported with its reason: there is no fallback.
-Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device,
-                                      const std::string& forced);
-
 // Memory functions for a kind of device; null for hosts, and if this build has no backend for it.
 const DeviceMemory* device_memory(DeviceKind kind);
 // The format functions on device arrays; null if device_memory is.

@@ -2,6 +2,7 @@
 #include "parallel/open.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <limits>
 #include <string>
@@ -131,16 +132,46 @@ Result<std::unique_ptr<MoeLayer>> open_over_ranks(const MoeConfig& config,
                                                   std::shared_ptr<Exchange> exchange,
                                                   const ProgressFn& progress) {
   if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
-  const auto choose = [&]() -> Result<const Backend*> {
+  std::string forced;
+  DeviceFacts device;
+  const auto choose = [&]() -> Result<BackendSelection> {
     NVFP4_MOE_ASSIGN(const Env env, read_env());
-    NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(options.backend, env));
-    NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
-    return choose_backend(config, device, forced);
+    NVFP4_MOE_ASSIGN(forced, forced_backend(options.backend, env));
+    NVFP4_MOE_ASSIGN(device, device_facts(options.device));
+    return choose_backend_to_open(config, device, forced, env);
   };
-  const Result<const Backend*> backend = choose();
-  NVFP4_MOE_TRY(exchange->agree(backend.status()));
-  return open_over_ranks_on(**backend, config, source, options, parallel, std::move(exchange),
-                            progress);
+  const Result<BackendSelection> selected = choose();
+  NVFP4_MOE_TRY(exchange->agree(selected.status()));
+  NVFP4_MOE_ASSIGN(const Backend* backend,
+                   backend_of_all(*selected, config, device, forced, *exchange));
+  NVFP4_MOE_ASSIGN(auto layer, open_over_ranks_on(*backend, config, source, options, parallel,
+                                                  std::move(exchange), progress));
+  layer->set_self_check(selected->check);
+  return layer;
+}
+
+Result<const Backend*> backend_of_all(const BackendSelection& mine, const MoeConfig& config,
+                                      const DeviceFacts& device, const std::string& forced,
+                                      Exchange& exchange) {
+  using Name = std::array<char, 32>;
+  Name name{};  // empty unless this rank fell back
+  if (forced == "auto" && mine.check && mine.check->failed())
+    std::string_view(mine.backend->name).copy(name.data(), name.size() - 1);
+  std::vector<Name> names(static_cast<size_t>(exchange.world()));
+  NVFP4_MOE_TRY(exchange.all_gather(name.data(), sizeof(name), names.data()));
+  const Backend* common = mine.backend;
+  for (size_t rank = 0; rank < names.size() && forced == "auto"; ++rank) {
+    const Backend* const theirs = find_backend(names[rank].data());
+    if (theirs == nullptr || theirs->priority >= common->priority ||
+        !theirs->supports(config, device).ok())
+      continue;
+    common = theirs;
+    if (mine.check && KeptChecks::of_process().is_first_warning(mine.check->scope, device))
+      log_line(LogLevel::kWarning, "the self-check of " + mine.check->scope.name() +
+                                       " failed on rank " + std::to_string(rank) +
+                                       ": all ranks use " + common->name);
+  }
+  return common;
 }
 
 Result<std::unique_ptr<MoeLayer>> open_over_ranks_on(

@@ -49,6 +49,16 @@ TEST_F(DoctorEngines, FiveLinesAreAllUnlessMoreIsAskedFor) {
   }
 }
 
+TEST_F(DoctorEngines, SelfChecksAreALineEach) {
+  script("python3", "exit 1");
+  const std::map<std::string, std::string> path = {
+      {"PATH", dir_.path().string() + ":/usr/bin:/bin"}, {"CUDA_VISIBLE_DEVICES", ""}};
+  EXPECT_THAT(run_ok({"doctor", "--self-check"}, path).out,
+              StartsWith("check     no backend with a self-check runs on a GPU here\nversion "));
+  EXPECT_EQ(json_of({"doctor", "--self-check"}, path)["self_check"], nlohmann::json::array());
+  EXPECT_FALSE(json_of({"doctor"}, path).contains("self_check"));
+}
+
 // The module is asked from no folder of the user.
 TEST_F(DoctorEngines, AreNamedWithTheirVersionAndNote) {
   script("python3", R"sh([ "$*" = '-m nvfp4_moe.engines --json' ] && [ "$(pwd)" = / ] || exit 3

@@ -48,7 +48,8 @@ ToolRun run_tool(const std::vector<std::string>& arguments,
     dup2(out, STDOUT_FILENO);
     dup2(err, STDERR_FILENO);
     if (master >= 0) close(master);
-    for (const char* name : {"NO_COLOR", "NVFP4_MOE_BACKEND", "NVFP4_MOE_DUMP", "NVFP4_MOE_CHECK"})
+    for (const char* name : {"NO_COLOR", "NVFP4_MOE_BACKEND", "NVFP4_MOE_DUMP", "NVFP4_MOE_CHECK",
+                             "NVFP4_MOE_SELF_CHECK"})
       unsetenv(name);
     for (const auto& [name, value] : env) setenv(name.c_str(), value.c_str(), 1);
     std::vector<char*> argv;

@@ -235,6 +235,32 @@ TEST_P(Parallel, AllReduceRoundsItsSumOnceAndCountsWhatOverflows) {
     EXPECT_EQ(status.nonfinite_outputs, one.buffers().status->nonfinite_outputs);
 }
 
+// Ranks 1 and 2 of three fell back after a failed self-check, each to another backend.
+TEST(ParallelOpen, AllRanksTakeTheBackendOfARankThatFellBack) {
+  const auto data = must(make_case(sized(4, Routing::kUniform, ActivationFormat::kBf16)));
+  const std::vector<const Backend*> hosts = runnable_backends();
+  ASSERT_GE(hosts.size(), 2u);
+  const Backend* const first = hosts.front();
+  const Backend* const last = hosts.back();
+  CheckReport failed{CheckScope::of(*first, data->config), false, KeptCheck{}};
+  failed.kept->outcome.verdict = CheckOutcome::Verdict::kFailed;
+  const BackendSelection choices[] = {{first, {}}, {hosts[1], failed}, {last, failed}};
+  const auto all = [&](bool any_fell_back, const std::string& forced) {
+    std::array<const Backend*, 3> taken{};
+    on_ranks(Over::kThreads, 3, kLong, [&](Exchange& exchange) {
+      const int rank = exchange.rank();
+      taken[static_cast<size_t>(rank)] = *must(backend_of_all(
+          any_fell_back ? choices[rank] : BackendSelection{choices[rank].backend, {}}, data->config,
+          host_facts(), rank == 0 ? forced : "auto", exchange));
+    });
+    return taken;
+  };
+  EXPECT_THAT(all(true, "auto"), testing::ElementsAre(last, last, last));
+  EXPECT_THAT(all(true, first->name), testing::ElementsAre(first, last, last));
+  // Other differences stay, and are refused when the ranks compare their configs.
+  EXPECT_THAT(all(false, "auto"), testing::ElementsAre(first, hosts[1], last));
+}
+
 INSTANTIATE_TEST_SUITE_P(Hosts, Parallel, testing::ValuesIn(host_backends()),
                          hardware_test_name<Backend>);
 

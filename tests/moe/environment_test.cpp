@@ -99,9 +99,10 @@ TEST(Environment, ChoosesBackendAndThreadsIfTheOptionsDoNot) {
 
 TEST(Environment, BadValuesAreErrorsThatNameTheVariable) {
   const std::pair<const char*, const char*> cases[] = {
-      {"NVFP4_MOE_THREADS", "0"},  {"NVFP4_MOE_THREADS", "-1"},     {"NVFP4_MOE_THREADS", "many"},
-      {"NVFP4_MOE_THREADS", "2x"}, {"NVFP4_MOE_CHECK", "yes"},      {"NVFP4_MOE_ONE_LAUNCH", "2"},
-      {"NVFP4_MOE_LOG", "loud"},   {"NVFP4_MOE_BACKEND", "faster"}, {"NVFP4_MOE_DUMP", "/no/such"}};
+      {"NVFP4_MOE_THREADS", "0"},   {"NVFP4_MOE_THREADS", "-1"},     {"NVFP4_MOE_THREADS", "many"},
+      {"NVFP4_MOE_THREADS", "2x"},  {"NVFP4_MOE_CHECK", "yes"},      {"NVFP4_MOE_ONE_LAUNCH", "2"},
+      {"NVFP4_MOE_LOG", "loud"},    {"NVFP4_MOE_BACKEND", "faster"}, {"NVFP4_MOE_DUMP", "/no/such"},
+      {"NVFP4_MOE_SELF_CHECK", "1"}};
   const TinyLayer tiny;
   for (const auto& [name, value] : cases) {
     const ScopedEnv variable(name, value);

@@ -18,7 +18,7 @@ Readiness machine(CudaVersions cuda, int gpus, const std::string& gpu_error) {
   Readiness readiness;
   readiness.cuda = cuda;
   readiness.system = {gpus, "535.104.05"};
-  readiness.devices = {{"cpu", "AMD EPYC", "cpu", "", {"cpu:portable", "reference"}}};
+  readiness.devices = {{"cpu", "AMD EPYC", "cpu", "", {"cpu:portable", "reference"}, {}}};
   readiness.gpu_error = gpu_error;
   return readiness;
 }
@@ -55,7 +55,8 @@ TEST(Readiness, WhatKeepsAGpuFromBeingUsedIsOneSentence) {
   EXPECT_THAT(missing_for_gpus(machine({13000, 13000}, 1, "device cuda:0: broken")),
               ElementsAre("device cuda:0: broken"));
   Readiness old_gpu = machine({13000, 13000}, 1, "");
-  old_gpu.devices.push_back({"cuda:0", "Tesla V100", "", "expected compute capability 8.0", {}});
+  old_gpu.devices.push_back(
+      {"cuda:0", "Tesla V100", "", "expected compute capability 8.0", {}, {}});
   EXPECT_THAT(missing_for_gpus(old_gpu),
               ElementsAre("cuda:0 (Tesla V100): expected compute capability 8.0"));
 }
@@ -76,15 +77,26 @@ TEST(Readiness, BackendsAreNamedByDeviceAndEqualGpusOnce) {
                                                               "cpu:portable, reference would work "
                                                               "too"));
   for (const char* gpu : {"cuda:0", "cuda:1"})
-    readiness.devices.push_back({gpu, "NVIDIA H100", "sm90", "", {"cuda"}});
-  readiness.devices.push_back({"cuda:2", "RTX", "sm120", "executed on an emulator", {"cuda"}});
+    readiness.devices.push_back({gpu, "NVIDIA H100", "sm90", "", {"cuda"}, {}});
+  readiness.devices.push_back({"cuda:2", "RTX", "sm120", "executed on an emulator", {"cuda"}, {}});
   const std::string text = backends_text(readiness);
   EXPECT_THAT(text, testing::StartsWith("sm90 will be used on cuda:0 to cuda:1 (NVIDIA H100), "
                                         "sm120 on cuda:2 (RTX), cpu on the host ("));
   EXPECT_THAT(text, testing::EndsWith("; cuda, cpu:portable, reference would work too; "
                                       "sm120: executed on an emulator"));
-  readiness.devices.assign(1, {"cpu", "AMD EPYC", "", "", {}});
+  readiness.devices.assign(1, {"cpu", "AMD EPYC", "", "", {}, {}});
   EXPECT_EQ(backends_text(readiness), "none of this build's backends runs here");
+}
+
+TEST(Readiness, AFailedSelfCheckIsOneSentence) {
+  Readiness readiness = machine({13000, 13000}, 3, "");
+  const std::string bad = "the self-check of sm100 nvfp4 swiglu failed: tile: row 3 differs";
+  for (const char* gpu : {"cuda:0", "cuda:1"})
+    readiness.devices.push_back({gpu, "NVIDIA B200", "cuda", "", {}, {bad, "another"}});
+  EXPECT_THAT(backends_text(readiness),
+              testing::EndsWith("would work too; " + bad +
+                                " (and 1 more); `nvfp4-moe doctor --self-check` checks again"));
+  EXPECT_EQ(backends_text(readiness).find(bad), backends_text(readiness).rfind(bad));
 }
 
 TEST(Readiness, TheSystemIsReadWithoutCuda) {

@@ -21,11 +21,17 @@ RULE = {  # the default format by declared format and backend
 @pytest.mark.parametrize("declared", RULE)
 def test_auto_is_never_less_precise_than_declared(monkeypatch, declared):
     for backend, expected in RULE[declared].items():
-        chosen = [{"chosen": False, "backend": "reference"}, {"chosen": True, "backend": backend}]
-        monkeypatch.setattr(_declared, "explain", lambda options, backend, device, chosen=chosen: chosen)
-        found, because = choose_activations(SIZES, "cuda:0", "auto", Declared(declared, "quant_algo X"))
-        assert found == expected and because.endswith("(quant_algo X)")
-        assert nvfp4_moe.choose_activation_format(declared, backend) == (found, because.removesuffix(" (quant_algo X)"))
+        for passed in (True, False):  # a failed self-check moves the choice to the next backend, and keeps the format
+            rows = [
+                {"supported": False, "chosen": False, "backend": "reference"},
+                {"supported": True, "chosen": passed, "backend": backend},
+                {"supported": True, "chosen": not passed, "backend": "cuda"},
+            ]
+            monkeypatch.setattr(_declared, "explain", lambda options, backend, device, rows=rows: rows)
+            found, because = choose_activations(SIZES, "cuda:0", "auto", Declared(declared, "quant_algo X"))
+            assert found == expected and because.endswith("(quant_algo X)")
+            rule = nvfp4_moe.choose_activation_format(declared, backend)
+            assert rule == (found, because.removesuffix(" (quant_algo X)"))
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ ALLOWED = [
     ),
     Allowed("line", "docs/explanation/cpu.md", r"a file and two lines", "of text"),
     Allowed("line", "src/backend/cuda/ptx/wait_limit.cuh", r"\b__builtin_LINE\b", "the compiler's"),
+    Allowed("home", "*", r"\bXDG_CACHE_HOME\b|\"HOME\"", "variables of the system"),
     Allowed("home", "tests/*", r"\$HOME\b|\bCUDA_HOME\b|\bhome_made\b", "a user's folder, CUDA's, and these words"),
     Allowed("few", "*", r"\bfewer\b|\bfewest\b", "English"),
 ]

@@ -76,6 +76,13 @@ set(unchecked device/measure device/sample_token exchange/peer_sums exchange/ran
               pack/source_check steps/format steps/linear steps/scale_hidden)
 list(TRANSFORM unchecked REPLACE "(.+)" "backend/cuda/\\1.cu")
 cuda_room(cuda FOLDERS backend/cuda USES backend BATCHES UNCHECKED ${unchecked})
+set(kernels_id ${CMAKE_CURRENT_BINARY_DIR}/kernels_id.cpp)
+file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/backend/cuda/*
+                                                   ${CMAKE_CURRENT_SOURCE_DIR}/backend/sm*/* ${CMAKE_CURRENT_SOURCE_DIR}/core/*.h)
+add_custom_command(OUTPUT ${kernels_id} DEPENDS ${kernel_sources} ${PROJECT_SOURCE_DIR}/cmake/kernels_id.cmake VERBATIM
+                   COMMAND ${CMAKE_COMMAND} -D OUT=${kernels_id} -D SRC=${CMAKE_CURRENT_SOURCE_DIR}
+                           -D COMPILER=${CMAKE_CUDA_COMPILER_VERSION} -P ${PROJECT_SOURCE_DIR}/cmake/kernels_id.cmake)
+target_sources(nvfp4_moe_cuda_objects PRIVATE ${kernels_id})
 cuda_room(sm80 FOLDERS backend/sm80 USES cuda)
 # Rooms of one architecture hold its machine code alone; for the emulator its PTX besides.
 set(code -real)

@@ -93,6 +93,7 @@ constinit const Backend kSm100Backend = {
     .linear_run = sm100::Functions::linear_run,
     .steps = &sm100::Functions::kSteps,
     .memory = &cuda::kMemory,
+    .self_check = SelfCheck::kBeforeUse,
     .caveat =
         "never run on a chip of this kind, on an emulator of PTX only "
         "(docs/explanation/blackwell.md); backend "

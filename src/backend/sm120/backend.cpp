@@ -82,6 +82,7 @@ constinit const Backend kSm120Backend = {
     .linear_run = sm120::Functions::linear_run,
     .steps = &sm120::Functions::kSteps,
     .memory = &cuda::kMemory,
+    .self_check = SelfCheck::kBeforeUse,
     .caveat =
         "never run on a chip of this kind, on an emulator of PTX only "
         "(docs/explanation/blackwell.md); backend "

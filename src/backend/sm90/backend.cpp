@@ -121,6 +121,7 @@ constinit const Backend kSm90Backend = {
     .linear_run = sm90::Functions::linear_run,
     .steps = &sm90::Functions::kSteps,
     .memory = &cuda::kMemory,
+    .self_check = SelfCheck::kOnRequest,
     .fp8_caveat =
         "fp8: Hopper's FP8 tensor cores accumulate with 13 bits and cut off the rest, so that "
         "results whose products "

@@ -143,6 +143,14 @@ Result<DeviceFacts> cuda_device_facts(int index) {
   facts.compute_units = properties.multiProcessorCount;
   facts.cta_shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
   facts.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  bool known = false;
+  for (const char byte : properties.uuid.bytes) {
+    constexpr const char* kDigits = "0123456789abcdef";
+    facts.uuid +=
+        {kDigits[static_cast<uint8_t>(byte) / 16], kDigits[static_cast<uint8_t>(byte) % 16]};
+    known = known || byte != 0;
+  }
+  if (!known) facts.uuid.clear();  // an emulated device
   return facts;
 }
 

@@ -78,7 +78,7 @@ TEST(Sm90DecodePlan, FewTokensOfLayersThatReadLittle) {
       {"quantized activations",
        with(small, [](Case& c) { c.options.activation_format = ActivationFormat::kNvfp4; }), false},
       {"fp8 activations", with_fp8(decode_case(128, 8, 2048, 768, 2)), true},
-      {"fp8 activations, three tokens", with_fp8(decode_case(128, 8, 2048, 768, 3)), false},
+      {"fp8 activations, eight tokens", with_fp8(small), true},
       {"fp8 activations, batch invariant",
        with(with_fp8(decode_case(128, 8, 2048, 768, 2)),
             [](Case& c) { c.options.batch_invariant = true; }),
@@ -173,7 +173,7 @@ const std::vector<std::function<void(Case&)>>& kinds_of_layers() {
   return kinds;
 }
 
-// Every number of tokens: columns of one product, and all splits of warps along K.
+// Every number of tokens: columns of one product, and rows that begin and end in any of the runs.
 TEST_F(Sm90Decode, EveryNumberOfTokens) {
   for (int64_t tokens = 1; tokens <= 8; ++tokens) {
     expect_layer(decode_case(16, 4, 528, 144, tokens));
@@ -182,11 +182,11 @@ TEST_F(Sm90Decode, EveryNumberOfTokens) {
   }
 }
 TEST_F(Sm90Fp8Decode, EveryNumberOfTokens) {
-  for (const int64_t tokens : {1, 2}) {
+  for (int64_t tokens = 1; tokens <= 8; ++tokens) {
     expect_layer(with_fp8(decode_case(16, 4, 528, 144, tokens)));
     expect_layer(with_fp8(decode_case(32, 16, 1040, 336, tokens)));
-    expect_layer(with_fp8(decode_case(64, 32, 528, 144, tokens)));
-    expect_layer(with_fp8(decode_case(16, 8, 2048, 768, tokens)));
+    if (tokens <= 4) expect_layer(with_fp8(decode_case(64, 32, 528, 144, tokens)));
+    if (tokens % 3 == 1) expect_layer(with_fp8(decode_case(16, 8, 2048, 768, tokens)));
   }
 }
 
@@ -202,7 +202,7 @@ TEST_F(Sm90SmallDecode, EveryKindOfLayer) {
 }
 TEST_F(Sm90Fp8Decode, EveryKindOfLayer) {
   for (size_t i = 0; i < kinds_of_layers().size(); ++i)
-    for (const int64_t tokens : {1, 2}) {
+    for (const int64_t tokens : {1, 6}) {
       SCOPED_TRACE(testing::Message() << "kind " << i);
       Case spec = with_fp8(decode_case(16, 4, 336, 208, tokens));
       kinds_of_layers()[i](spec);
@@ -230,7 +230,7 @@ TEST_F(Sm90SmallDecode, EveryRoutingAndKindOfData) {
   }
 }
 TEST_F(Sm90Fp8Decode, EveryRoutingAndKindOfData) {
-  for (const int64_t tokens : {1, 2}) {
+  for (const int64_t tokens : {1, 8}) {
     Case spec = with_fp8(decode_case(16, 4, 336, 208, tokens));
     for (const Routing routing : kRoutings) {
       spec.routing = routing;

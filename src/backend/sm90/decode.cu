@@ -1,6 +1,5 @@
 // Plans and launches the layer of a few tokens in one launch (decode.cuh).
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "backend/cuda/device/launch.cuh"
@@ -13,28 +12,8 @@ namespace {
 
 using cuda::Gemm1Function;
 
-constexpr int64_t kPartialBytesOfGateUp = DecodeGateUp<Gemm1Function::kSwiglu, 8>::kPartialBytes;
-static_assert(kPartialBytesOfGateUp == (DecodeGateUp<Gemm1Function::kSwiglu, 1>::kPartialBytes));
-
 // Weights that a batch reads on average, at most.
 constexpr double kMostBytes = 256e6;
-
-// Partial accumulators of down: two blocks of 16 channels.
-int64_t partial_bytes_of_down(int64_t rows, int warps) { return 2 * rows * warps * 16 * 4; }
-
-// Warps that share `items` rows of `k_tiles` subtiles each: the power of two with the least work
-// for the warp that has the most, at least `fewest`. A row costs as much as one more subtile, and
-// another half if warps wait for each other.
-int share_warps(int64_t items, int64_t k_tiles, int fewest = 1) {
-  int best = fewest;
-  int64_t least = INT64_MAX;
-  for (int warps = fewest; warps <= kDecodeWarps && warps <= k_tiles; warps *= 2) {
-    const int64_t of_one = cuda::ceil_div(items, kDecodeWarps / warps) *
-                           (2 * cuda::ceil_div(k_tiles, warps) + (warps > 1 ? 3 : 2));
-    if (of_one < least) least = of_one, best = warps;
-  }
-  return best;
-}
 
 int64_t row_elems(int64_t channels) { return cuda::ceil_div(channels, 32) * 32; }
 
@@ -65,18 +44,10 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
   const int64_t k_tiles = cuda::ceil_div(hidden, cuda::kTileK),
                 down_k_tiles = cuda::ceil_div(inner, cuda::kTileK),
                 shared_k_tiles = cuda::ceil_div(shared, cuda::kTileK);
-  const int64_t local = cuda::ceil_div(assignments * range.count, config->num_experts);
-  const int64_t groups_of_expert =
-      (gate_rows(config->activation, inner) + inner) / cuda::kGroupRows;
   cuda::OneLaunchPlan plan;
-  plan.gate_up_warps_k =
-      share_warps(cuda::ceil_div(local * groups_of_expert, device.compute_units), k_tiles);
-  plan.down_warps_k = share_warps(
-      local + (shared > 0 ? 1 : 0),
-      shared > 0 ? std::min(down_k_tiles, shared_k_tiles) : down_k_tiles, fp8 ? kFp8DownWarps : 1);
-  plan.partial_bytes =
-      std::max(kPartialBytesOfGateUp,
-               partial_bytes_of_down(assignments + (shared > 0 ? tokens : 0), plan.down_warps_k));
+  // the values of down's rows are those of two blocks of 16 channels
+  plan.partial_bytes = (fp8 ? 3 : 1) * int64_t{kDecodePartialBytes} +
+                       2 * (assignments + (shared > 0 ? tokens : 0)) * 16 * 4;
   // hidden, and later the intermediate
   const auto row_bytes = [&](int64_t tiles) {
     return fp8 ? tiles * cuda::kTileK : int64_t{decode_row_bytes(static_cast<int32_t>(tiles))};
@@ -132,8 +103,10 @@ DecodeArgs decode_args(const StepContext& step) {
   args.top_k = static_cast<int32_t>(config->top_k);
   args.hidden_size = static_cast<int32_t>(config->hidden_size);
   args.k_tiles = static_cast<int32_t>(packed.routed.gate_up.k_tiles);
-  args.gate_up_k_shift = std::countr_zero(static_cast<unsigned>(plan.gate_up_warps_k));
-  args.down_k_shift = std::countr_zero(static_cast<unsigned>(plan.down_warps_k));
+  const int32_t together =
+      config->activation_format == ActivationFormat::kFp8 ? kFp8Together : 1;
+  args.by_gate_up_steps = cuda::Divider(cuda::ceil_div(args.k_tiles, together));
+  args.by_down_steps = cuda::Divider(cuda::ceil_div(args.routed.down_k_tiles, together));
   args.by_top_k = cuda::Divider(args.top_k), args.by_ctas = cuda::Divider(plan.ctas);
   args.by_groups = cuda::Divider(args.routed.groups);
   args.partial_bytes = static_cast<int32_t>(plan.partial_bytes);
@@ -153,15 +126,9 @@ Status decode(const StepContext& step) {
     static_cast<DecodeArgs&>(own) = args;
     if constexpr (kFunction == Gemm1Function::kGeluOrSitu)
       own.gelu_or_situ = cuda::GeluOrSitu::from(config);
-    const auto launch = [&]<int kColumns>() {
-      return cuda::launch_as<sm90_decode_kernel<kFunction, kColumns>>(
-          true, "decode", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
-          step.stream, own);
-    };
-    if (args.tokens == 1) return launch.template operator()<1>();
-    if (args.tokens == 2) return launch.template operator()<2>();
-    if (args.tokens <= 4) return launch.template operator()<4>();
-    return launch.template operator()<8>();
+    return cuda::launch_as<sm90_decode_kernel<kFunction>>(
+        true, "decode", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
+        step.stream, own);
   };
   return cuda::with_gemm1_function(cuda::gemm1_function(config->activation), launch_of);
 }

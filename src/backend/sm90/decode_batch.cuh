@@ -44,9 +44,9 @@ struct DecodeArgs {
   void* out;                    // (T, H)
   DType out_dtype;
   int32_t tokens, top_k, hidden_size, k_tiles;
-  int32_t gate_up_k_shift, down_k_shift;  // log2 of the warps that share a row of subtiles along K
-  int32_t partial_bytes;                  // in shared memory
-  cuda::Divider by_top_k, by_groups, by_ctas;
+  int32_t partial_bytes;  // in shared memory: partials and the rows' values
+  // steps: of a row of gate/up, of a row of the routed experts' down (decode_weights.cuh)
+  cuda::Divider by_top_k, by_groups, by_ctas, by_gate_up_steps, by_down_steps;
   cuda::GatedActivation activation;
   bool before_down;  // router weights multiply the intermediate, not the row
   bool rows_fp32;    // row_format
@@ -67,6 +67,10 @@ struct DecodeScales {
   float gate, up, down;
 };
 
+// Parts of the intermediate that are waited for one after the other: each has a row of subtiles of
+// down for every warp.
+inline constexpr int kDecodeRowParts = (kDecodeActive + kDecodeWarps - 1) / kDecodeWarps;
+
 // An active expert is one with rows, and its index counts them in the order of their first
 // assignments; the shared expert follows. An assignment of the shared expert has the number T top_k
 // + token.
@@ -85,7 +89,8 @@ struct DecodeRouting {
   uint32_t nonfinite_tokens;
   uint32_t nonfinite_of_warp[kDecodeWarps];  // as each warp that reads hidden finds them
   uint32_t bad_ids, nonfinite_weights;
-  uint64_t rows_full;  // mbarrier: the intermediate is in shared memory
+  // mbarriers: the intermediate of active experts 16 i to 16 i + 15 is in shared memory
+  uint64_t rows_full[kDecodeRowParts];
 };
 
 // With E4M3 activations.

@@ -103,8 +103,7 @@ DecodeArgs decode_args(const StepContext& step) {
   args.top_k = static_cast<int32_t>(config->top_k);
   args.hidden_size = static_cast<int32_t>(config->hidden_size);
   args.k_tiles = static_cast<int32_t>(packed.routed.gate_up.k_tiles);
-  const int32_t together =
-      config->activation_format == ActivationFormat::kFp8 ? kFp8Together : 1;
+  const int32_t together = config->activation_format == ActivationFormat::kFp8 ? kFp8Together : 1;
   args.by_gate_up_steps = cuda::Divider(cuda::ceil_div(args.k_tiles, together));
   args.by_down_steps = cuda::Divider(cuda::ceil_div(args.routed.down_k_tiles, together));
   args.by_top_k = cuda::Divider(args.top_k), args.by_ctas = cuda::Divider(plan.ctas);

@@ -98,15 +98,11 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   cuda::ptx::fence_proxy_async();
   __syncthreads();
   const auto routed = static_cast<int32_t>(args.ids.assignments);
-  const DecodeDown<> down{args,
-                          share,
-                          routing,
-                          x,
-                          partials,
-                          reinterpret_cast<float*>(decode_shared + kDecodeRingBytes +
-                                                   kDecodePartialBytes),
-                          routed,
-                          routed + (args.shared.groups > 0 ? args.tokens : 0)};
+  const DecodeDown<> down{
+      args,     share,
+      routing,  x,
+      partials, reinterpret_cast<float*>(decode_shared + kDecodeRingBytes + kDecodePartialBytes),
+      routed,   routed + (args.shared.groups > 0 ? args.tokens : 0)};
   if (args.routed.row_elems % cuda::kTileK != 0 || args.shared.row_elems % cuda::kTileK != 0) {
     down.pad_rows();
     __syncthreads();

@@ -31,8 +31,8 @@ NVFP4_MOE_HOST_DEVICE constexpr int32_t decode_row_bytes(int32_t k_tiles) {
   return k_tiles * cuda::kTileK * 2 + 64;
 }
 
-inline constexpr int kFp8DecodeTokens = 8;      // the same under fp8
-inline constexpr int kFp8Together = 4;  // warps of a warpgroup, which multiply together
+inline constexpr int kFp8DecodeTokens = 8;  // the same under fp8
+inline constexpr int kFp8Together = 4;      // warps of a warpgroup, which multiply together
 // The table of E4M3 magnitudes of weights: 160 scale indices, 16 copies (decode_fp8.cuh).
 inline constexpr int kFp8TableBytes = 160 * 16 * 8;
 // A product in E4M3 reads up to three tiles and a core matrix beyond the last row.

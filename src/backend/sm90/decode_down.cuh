@@ -83,8 +83,7 @@ struct DecodeDown {
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       const int32_t assignment = i * 32 + lane;
-      own_part[i] =
-          assignment < rows ? routing.active_of[assignment] >> kDecodeWarpsShift : -1;
+      own_part[i] = assignment < rows ? routing.active_of[assignment] >> kDecodeWarpsShift : -1;
     }
 #pragma unroll 1
     for (int32_t part = 0; part < parts(); ++part) {

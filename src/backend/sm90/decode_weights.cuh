@@ -21,9 +21,9 @@ __device__ constexpr int32_t decode_steps(int32_t k_tiles) {
   return (k_tiles + kTogether - 1) / kTogether;
 }
 
-// This warp's (warpgroup's) share of the rows of a phase. Each has the same number of whole rows, in
-// turn. The steps of the rest, one row after the other, are divided into equal runs, so that a row
-// may begin in one run and end in a later one.
+// This warp's (warpgroup's) share of the rows of a phase. Each has the same number of whole rows,
+// in turn. The steps of the rest, one row after the other, are divided into equal runs, so that a
+// row may begin in one run and end in a later one.
 struct DecodeRun {
   int32_t own, shift;             // which share this is; log2 of the number of shares
   int32_t whole;                  // rows: own, own + shares, ...

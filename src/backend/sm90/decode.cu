@@ -1,5 +1,6 @@
 // Plans and launches the layer of a few tokens in one launch (decode.cuh).
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "backend/cuda/device/launch.cuh"
@@ -14,6 +15,23 @@ using cuda::Gemm1Function;
 
 // Weights that a batch reads on average, at most.
 constexpr double kMostBytes = 256e6;
+
+// Partial accumulators of down: two blocks of 16 channels, of `warps` warps.
+int64_t partial_bytes_of_down(int64_t rows, int warps) { return 2 * rows * warps * 16 * 4; }
+
+// Under fp8: warps that share `items` rows of `k_tiles` subtiles each: the power of two with the
+// least work for the warp that has the most, at least `fewest`. A row costs as much as one more
+// subtile, and another half if warps wait for each other.
+int share_warps(int64_t items, int64_t k_tiles, int fewest = 1) {
+  int best = fewest;
+  int64_t least = INT64_MAX;
+  for (int warps = fewest; warps <= kDecodeWarps && warps <= k_tiles; warps *= 2) {
+    const int64_t of_one = cuda::ceil_div(items, kDecodeWarps / warps) *
+                           (2 * cuda::ceil_div(k_tiles, warps) + (warps > 1 ? 3 : 2));
+    if (of_one < least) least = of_one, best = warps;
+  }
+  return best;
+}
 
 int64_t row_elems(int64_t channels) { return cuda::ceil_div(channels, 32) * 32; }
 
@@ -44,10 +62,22 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
   const int64_t k_tiles = cuda::ceil_div(hidden, cuda::kTileK),
                 down_k_tiles = cuda::ceil_div(inner, cuda::kTileK),
                 shared_k_tiles = cuda::ceil_div(shared, cuda::kTileK);
+  const int64_t local = cuda::ceil_div(assignments * range.count, config->num_experts);
+  const int64_t groups_of_expert =
+      (gate_rows(config->activation, inner) + inner) / cuda::kGroupRows;
   cuda::OneLaunchPlan plan;
-  // the values of down's rows are those of two blocks of 16 channels
-  plan.partial_bytes = (fp8 ? 3 : 1) * int64_t{kDecodePartialBytes} +
-                       2 * (assignments + (shared > 0 ? tokens : 0)) * 16 * 4;
+  const int64_t down_rows = assignments + (shared > 0 ? tokens : 0);
+  if (fp8) {
+    plan.gate_up_warps_k =
+        share_warps(cuda::ceil_div(local * groups_of_expert, device.compute_units), k_tiles);
+    plan.down_warps_k = share_warps(
+        local + (shared > 0 ? 1 : 0),
+        shared > 0 ? std::min(down_k_tiles, shared_k_tiles) : down_k_tiles, kFp8DownWarps);
+    plan.partial_bytes = std::max(int64_t{kFp8GateUpPartialBytes},
+                                  partial_bytes_of_down(down_rows, plan.down_warps_k));
+  } else {
+    plan.partial_bytes = kDecodePartialBytes + partial_bytes_of_down(down_rows, 1);
+  }
   // hidden, and later the intermediate
   const auto row_bytes = [&](int64_t tiles) {
     return fp8 ? tiles * cuda::kTileK : int64_t{decode_row_bytes(static_cast<int32_t>(tiles))};
@@ -62,7 +92,7 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
                                device.cta_shared_bytes / 2 + int64_t{1024});
   if (plan.shared_bytes >
       device.cta_shared_bytes -
-          static_cast<int64_t>(fp8 ? sizeof(Fp8DecodeRouting) : sizeof(DecodeRouting)))
+          static_cast<int64_t>(fp8 ? sizeof(Fp8DecodeRouting) : sizeof(Bf16DecodeRouting)))
     return {};
   plan.ctas = device.compute_units;
   return plan;
@@ -103,9 +133,8 @@ DecodeArgs decode_args(const StepContext& step) {
   args.top_k = static_cast<int32_t>(config->top_k);
   args.hidden_size = static_cast<int32_t>(config->hidden_size);
   args.k_tiles = static_cast<int32_t>(packed.routed.gate_up.k_tiles);
-  const int32_t together = config->activation_format == ActivationFormat::kFp8 ? kFp8Together : 1;
-  args.by_gate_up_steps = cuda::Divider(cuda::ceil_div(args.k_tiles, together));
-  args.by_down_steps = cuda::Divider(cuda::ceil_div(args.routed.down_k_tiles, together));
+  args.gate_up_k_shift = std::countr_zero(static_cast<unsigned>(plan.gate_up_warps_k));
+  args.down_k_shift = std::countr_zero(static_cast<unsigned>(plan.down_warps_k));
   args.by_top_k = cuda::Divider(args.top_k), args.by_ctas = cuda::Divider(plan.ctas);
   args.by_groups = cuda::Divider(args.routed.groups);
   args.partial_bytes = static_cast<int32_t>(plan.partial_bytes);
@@ -121,10 +150,12 @@ Status decode(const StepContext& step) {
   const cuda::OneLaunchPlan& plan = step.plan->one_launch;
   const DecodeArgs args = decode_args(step);
   const auto launch_of = [&]<Gemm1Function kFunction>() {
-    DecodeArgsOf<kFunction> own{};
+    Bf16DecodeArgsOf<kFunction> own{};
     static_cast<DecodeArgs&>(own) = args;
     if constexpr (kFunction == Gemm1Function::kGeluOrSitu)
       own.gelu_or_situ = cuda::GeluOrSitu::from(config);
+    own.by_k_tiles = cuda::Divider(args.k_tiles);
+    own.by_down_k_tiles = cuda::Divider(args.routed.down_k_tiles);
     return cuda::launch_as<sm90_decode_kernel<kFunction>>(
         true, "decode", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
         step.stream, own);

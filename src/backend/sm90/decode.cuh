@@ -11,12 +11,11 @@
 //
 //   gate/up   rows of subtiles are groups: the activation, bf16 intermediate to global memory in
 //             the order of B fragments
-//   down      rows of subtiles are experts: sums in shared memory by assignment; then each row's
+//   down      rows of subtiles are experts: results in shared memory by assignment; then each row's
 //             rounding to row_format, and combine
 //
-// A warp multiplies whole rows of subtiles. Those that are too few for all warps are divided along
-// K to within a subtile, and the warp that begins a row adds the partials of the others
-// (decode_weights.cuh).
+// The cta's rows of subtiles, one after the other, are divided among its warps into equal runs. The
+// warp that begins a row adds the partials of the warps that go on with it (decode_weights.cuh).
 // Products are mma.m16n8k16 of weights (16 rows) and tokens (8 columns).
 #pragma once
 
@@ -36,9 +35,9 @@ namespace nvfp4_moe::internal::sm90 {
 
 template <cuda::Gemm1Function kFunction>
 __global__ void __launch_bounds__(kDecodeThreads, 1)
-    sm90_decode_kernel(const __grid_constant__ DecodeArgsOf<kFunction> args) {
+    sm90_decode_kernel(const __grid_constant__ Bf16DecodeArgsOf<kFunction> args) {
   extern __shared__ __align__(128) uint8_t decode_shared[];
-  __shared__ DecodeRouting routing;
+  __shared__ Bf16DecodeRouting routing;
   const auto thread = static_cast<int32_t>(threadIdx.x);
   uint8_t* const x = decode_shared + kDecodeRingBytes + args.partial_bytes;
   const DecodePartials partials{reinterpret_cast<float4*>(decode_shared + kDecodeRingBytes)};
@@ -67,13 +66,13 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     if (thread % 32 == 0) routing.nonfinite_of_warp[thread / 32] = nonfinite;
   }
   __syncthreads();
-  const DecodeShare share = DecodeShare::of<1>(args, routing.active_experts);
+  const Bf16DecodeShare share(args, routing.active_experts);
   DecodeScales scales;
   if (thread < share.all_active) {
     const TensorScales& of = part_of(args, share, thread).tensor_scales[routing.expert_of[thread]];
     scales = {of.gate, of.up, of.down};
   }
-  DecodeRing ring(decode_shared, DecodeSubtiles<1>(args, share, routing));
+  DecodeRing ring(decode_shared, DecodeSubtiles(args, share, routing));
   ring.start();
   if (thread < share.all_active) routing.scales[thread] = scales;
   if (thread == 0) {
@@ -93,21 +92,24 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     }
   }
   __syncthreads();
-  DecodeGateUp<kFunction>{args, share, routing, partials}.run(ring, x, row_bytes);
+  DecodeGateUp<kFunction>{args, share, routing}.run(ring, share.gate_up, x, row_bytes, partials);
   // orders this cta's reads of hidden and its rows of the intermediate before the bulk copies
   cuda::ptx::fence_proxy_async();
   __syncthreads();
   const auto routed = static_cast<int32_t>(args.ids.assignments);
   const DecodeDown<> down{
-      args,     share,
-      routing,  x,
-      partials, reinterpret_cast<float*>(decode_shared + kDecodeRingBytes + kDecodePartialBytes),
-      routed,   routed + (args.shared.groups > 0 ? args.tokens : 0)};
+      args,
+      share,
+      routing,
+      x,
+      reinterpret_cast<float*>(decode_shared + kDecodeRingBytes + kDecodePartialBytes),
+      routed,
+      routed + (args.shared.groups > 0 ? args.tokens : 0)};
   if (args.routed.row_elems % cuda::kTileK != 0 || args.shared.row_elems % cuda::kTileK != 0) {
     down.pad_rows();
     __syncthreads();
   }
-  down.run(ring);
+  down.run(ring, share.down, partials);
 }
 
 }  // namespace nvfp4_moe::internal::sm90

@@ -50,9 +50,8 @@ struct DecodeDown {
   const DecodeArgs& args;
   const DecodeShare& share;
   const DecodeRoutingOf<Products>& routing;
-  uint8_t* x;  // the intermediate's rows: (assignments, row bytes), then the shared expert's
-  DecodePartials partials;
-  float* values;         // of the rows of two blocks: (2, rows, 16)
+  uint8_t* x;       // the intermediate's rows: (assignments, row bytes), then the shared expert's
+  float* partials;  // (2, rows, partials of a row, 16)
   int32_t routed, rows;  // assignments; with those of the shared expert
 
   __device__ uint8_t* row_of(int32_t assignment) const {
@@ -61,6 +60,13 @@ struct DecodeDown {
                ? x + assignment * bytes
                : x + routed * bytes +
                      (assignment - routed) * decode_row_bytes(args.shared.down_k_tiles);
+  }
+  // log2 of the partials of a row: under fp8 one for each warp that shares an expert.
+  __device__ int32_t partials_shift() const {
+    if constexpr (std::is_same_v<Products, Fp8Products>)
+      return args.down_k_shift;
+    else
+      return 0;
   }
   // Sets the elements of all rows beyond I to 0: they are multiplied too.
   __device__ void pad_rows() const {
@@ -135,32 +141,32 @@ struct DecodeDown {
     }
   }
 
-  __device__ float* value_of(int buffer, int32_t assignment) const {
-    return values + (buffer * rows + assignment) * 16;
-  }
-  // Stores an expert's sums: channels r and r + 8, tokens 2q and 2q + 1.
-  __device__ void store(const float (&sums)[4], int buffer, int32_t active) const {
+  // Stores an expert's outputs. own: channels r and r + 8, tokens 2q and 2q + 1.
+  __device__ void store(const float (&own)[4], int buffer, int32_t active) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t q = lane % 4, r = lane / 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int32_t assignment = routing.rows[active][q * 2 + i];
       if (assignment < 0) continue;
-      float* const to = value_of(buffer, assignment);
-      to[r] = sums[i], to[r + 8] = sums[2 + i];
+      float* const to = partials + (buffer * rows + assignment) * 16;
+      to[r] = own[i], to[r + 8] = own[2 + i];
     }
   }
 
-  // The sums of a block -> the rows' rounded values. An assignment without a row becomes -0, which
-  // adds nothing.
+  // A cta's partials of a block -> the rows' rounded values, in the space of the first partial. An
+  // assignment without a row becomes -0, which adds nothing.
   __device__ void round_rows(int buffer, int32_t block) const {
 #pragma unroll 1
     for (auto i = static_cast<int32_t>(threadIdx.x); i < rows * 16; i += kDecodeThreads) {
       const int32_t assignment = i / 16, channel = i % 16, active = routing.active_of[assignment];
-      float* const at = value_of(buffer, assignment) + channel;
+      float* const at =
+          partials + ((buffer * rows + assignment) << partials_shift()) * 16 + channel;
       float value = -0.0f;
       if (active >= 0) {
-        const float sum = *at;
+        float sum = at[0];
+#pragma unroll 1
+        for (int32_t warp_k = 1; warp_k < 1 << partials_shift(); ++warp_k) sum += at[warp_k * 16];
         const cuda::LaneBiases bias =
             part_of(args, share, active)
                 .down_biases.of(routing.expert_of[active],
@@ -181,15 +187,15 @@ struct DecodeDown {
     const auto thread = static_cast<int32_t>(threadIdx.x);
     if (thread >= args.tokens * 16) return;
     const int32_t token = thread / 16, channel = thread % 16, first = token * args.top_k;
-    const float* const of_rows = value_of(buffer, 0) + channel;
+    const float* const values = partials + ((buffer * rows) << partials_shift()) * 16 + channel;
     float acc = 0;
 #pragma unroll 4
     for (int32_t k = 0; k < args.top_k; ++k) {
-      const float row = of_rows[(first + k) * 16];
+      const float row = values[((first + k) << partials_shift()) * 16];
       acc = args.before_down ? acc + row : fmaf(routing.weights[first + k], row, acc);
     }
     if (args.shared.groups > 0) {
-      const float row = of_rows[(routed + token) * 16];
+      const float row = values[((routed + token) << partials_shift()) * 16];
       acc = args.shared_weights != nullptr ? fmaf(routing.weights[routed + token], row, acc)
                                            : acc + row;
     }
@@ -199,20 +205,9 @@ struct DecodeDown {
                               acc);
   }
 
-  // The outputs of a block, from the sums of its rows.
-  __device__ void finish(int buffer, int32_t block) const {
-    round_rows(buffer, block);
-    __syncthreads();
-    switch (args.out_dtype) {
-      case DType::kF32: combine<DType::kF32>(buffer, block); break;
-      case DType::kF16: combine<DType::kF16>(buffer, block); break;
-      default: combine<DType::kBf16>(buffer, block);
-    }
-  }
-
-  __device__ void run(DecodeRing<1>& ring) const {
-    const auto lane = static_cast<int32_t>(threadIdx.x % 32),
-               warp = static_cast<int32_t>(threadIdx.x / 32);
+  __device__ void run(DecodeRing<DecodeSubtiles>& ring, const DecodeRun& own_run,
+                      const DecodePartials& rest) const {
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t q = lane % 4, token = lane / 4;
     Bf16Products::Constants constants;
     constants.pin();
@@ -220,9 +215,9 @@ struct DecodeDown {
     int buffer = 0;
 #pragma unroll 1
     for (int32_t block = share.first_block; block < share.last_block; ++block, buffer ^= 1) {
-      DecodeRows experts(share.down);
+      DecodeRows experts(own_run);
       int32_t missing = 0;
-      float sums[4];
+      float own[4];
 #pragma unroll 1
       while (experts.more()) {
         const int32_t active = experts.row, k_tiles = part_of(args, share, active).down_k_tiles,
@@ -235,7 +230,7 @@ struct DecodeDown {
         const uint8_t* const own_row = row_of(assignment) + q * 16;
         DecodeAccumulators accumulators;
 #pragma unroll 1
-        for (int32_t k_tile = experts.step; k_tile < end; ++k_tile) {
+        for (int32_t k_tile = experts.k_tile; k_tile < end; ++k_tile) {
           DecodeColumns columns;
 #pragma unroll
           for (int i = 0; i < 4; ++i)
@@ -244,23 +239,29 @@ struct DecodeDown {
           ring.take<true>(weights);
           accumulators.multiply(weights, columns, constants);
         }
-        accumulators.sum(sums);
-        if (experts.step > 0) {
-          partials.put(warp, sums);
+        accumulators.sum(own);
+        if (experts.k_tile > 0) {
+          rest.put(own_run.warp, own);
         } else {
           missing = k_tiles - end;
           if (missing > 0) break;
-          store(sums, buffer, active);
+          store(own, buffer, active);
         }
-        experts.advance(share.down, end);
+        experts.advance(end);
       }
       __syncthreads();
       if (missing > 0) {
-        partials.add_rest<1>(share.down, missing, sums);
-        store(sums, buffer, experts.row);
+        rest.add_rest(own_run, missing, own);
+        store(own, buffer, experts.row);
       }
       __syncthreads();
-      finish(buffer, block);
+      round_rows(buffer, block);
+      __syncthreads();
+      switch (args.out_dtype) {
+        case DType::kF32: combine<DType::kF32>(buffer, block); break;
+        case DType::kF16: combine<DType::kF16>(buffer, block); break;
+        default: combine<DType::kBf16>(buffer, block);
+      }
     }
     // also the copies end before the cta
 #pragma unroll 1

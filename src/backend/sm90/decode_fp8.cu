@@ -17,9 +17,14 @@ Status decode_fp8(const StepContext& step) {
     own.by_vec8s = cuda::Divider(args.k_tiles * (cuda::kTileK / 8));
     own.hidden_rule = cuda::hidden_args(step, step.buffers.routed).rule;
     own.intermediate_rule = cuda::intermediate_args(step, step.buffers.routed).rule;
-    return cuda::launch_as<sm90_decode_fp8_kernel<kFunction>>(
-        true, "decode_fp8", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
-        step.stream, own);
+    const auto launch = [&]<int kColumns>() {
+      return cuda::launch_as<sm90_decode_fp8_kernel<kFunction, kColumns>>(
+          true, "decode_fp8", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
+          step.stream, own);
+    };
+    static_assert(kFp8DecodeTokens == 2);
+    if (args.tokens == 1) return launch.template operator()<1>();
+    return launch.template operator()<2>();
   };
   return cuda::with_gemm1_function(cuda::gemm1_function(config->activation), launch_of);
 }

@@ -1,9 +1,10 @@
 // The layer of a few tokens in one launch (decode.cuh) with E4M3 activations (W4A8).
 //
-// Hopper multiplies E4M3 by wgmma only, so the four warps of a warpgroup multiply together: they
-// have the same 16 weight rows and share K, each with a subtile of its own, from its own ring. For
-// that a product has 32 columns: the j-th eight of them are the activations j tiles further, which
-// the descriptor's stride gives without a copy, and warp j keeps those.
+// Hopper multiplies E4M3 by wgmma only, so the four warps of a warpgroup multiply together: each
+// has 16 weight rows of its own, from its own ring, and all have the same activations. Warps with
+// the same weight rows share them along K. For that a product has 32 columns: the j-th eight of
+// them are the activations j tiles further, which the descriptor's stride gives without a copy, and
+// a warp keeps those columns that belong to its tile.
 //
 //   gate/up   columns are tokens
 //   down      columns are the tokens of the expert; every cta quantizes the whole intermediate
@@ -17,11 +18,13 @@
 #include "backend/cuda/ptx/address.cuh"
 #include "backend/cuda/ptx/arithmetic.cuh"
 #include "backend/cuda/ptx/fence.cuh"
+#include "backend/cuda/ptx/named_barrier.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/ptx/registers.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
 #include "backend/sm90/decode_down.cuh"
 #include "backend/sm90/decode_fp8_rows.cuh"
+#include "backend/sm90/decode_fp8_share.cuh"
 #include "backend/sm90/decode_gate_up.cuh"
 
 namespace nvfp4_moe::internal::sm90 {
@@ -47,7 +50,26 @@ __device__ inline void fill_fp8_table(uint8_t* table) {
   }
 }
 
-using Fp8Ring = DecodeRing<kFp8Together>;
+// The rows of subtiles of a warp, and how the warps of its warpgroup share them along K.
+struct Fp8Warp {
+  int32_t first_m;    // row of the warpgroup's first warp; that of this warp is share.*_m
+  int32_t k, k_warp;  // the warpgroup's first subtile along K, and this warp's
+  int32_t shift;      // log2 of the warps that share a row
+
+  __device__ Fp8Warp(int32_t k_shift) : shift(k_shift) {
+    const auto warp = static_cast<int32_t>(threadIdx.x / 32);
+    first_m = (warp & ~3) >> shift;
+    k_warp = warp & ((1 << shift) - 1);
+    k = k_warp & ~3;
+  }
+  __device__ int32_t last_m() const { return first_m + (3 >> shift); }
+  // Which eight columns of a product belong to this warp.
+  __device__ int32_t own_columns() const { return k_warp & 3; }
+  // Subtiles of a warp along K, from the given one on.
+  __device__ int32_t steps(int32_t k_tiles, int32_t from) const {
+    return max((k_tiles - from + (1 << shift) - 1) >> shift, 0);
+  }
+};
 
 // A warp's weights: the subtile that it has read last, and its ring.
 struct Fp8Stream {
@@ -96,18 +118,20 @@ struct Fp8Stream {
     return Fp8Ring::load_shared_8(table + index * (kFp8Copies * 8));
   }
 
-  // Steps [first, last) of a row of subtiles times the columns, this warp's part of K. own: rows r
-  // and r + 8, columns 2q and 2q + 1.
+  // A row of subtiles times the columns, this warp's part of K. own: rows r and r + 8, columns 2q
+  // and 2q + 1. valid: this warp has such a row; all_valid: all warps of the warpgroup have.
   template <bool kDown>
-  __device__ void multiply(const Fp8Columns& columns, int32_t k_tiles, int32_t first, int32_t last,
-                           float (&own)[4]) {
+  __device__ void multiply(const Fp8Warp& warp, const Fp8Columns& columns, int32_t k_tiles,
+                           bool valid, bool all_valid, float (&own)[4]) {
     float accumulators[16] = {};
     const auto count = static_cast<uint32_t>(columns.count);
     // The descriptor counts in 16 bytes: from a run to the next, from a tile to the next.
     uint32_t rows = (cuda::ptx::shared_address(columns.at) >> 4) +
-                    static_cast<uint32_t>(first * kFp8Together) * count * 8 + (count << 16);
-    const int32_t warp = static_cast<int32_t>(threadIdx.x / 32) % kFp8Together,
-                  full = min(k_tiles / kFp8Together, last);
+                    static_cast<uint32_t>(warp.k) * count * 8 + (count << 16);
+    const int32_t steps = warp.steps(k_tiles, warp.k),
+                  own_steps = valid ? warp.steps(k_tiles, warp.k_warp) : 0,
+                  full =
+                      all_valid ? warp.steps(k_tiles, warp.k + min((1 << warp.shift) - 1, 3)) : 0;
     const auto step_of = [&]<bool kFull>(bool has) {
       uint32_t fragments[16];
       if (kFull || has) {
@@ -133,153 +157,170 @@ struct Fp8Stream {
         read();
         ring.template copy<kDown>();
       }
-      rows += count * 8 * kFp8Together;
+      rows += (count * 8) << warp.shift;
     };
-    int32_t step = first;
+    int32_t step = 0;
 #pragma unroll 1
     for (; step < full; ++step) step_of.template operator()<true>(true);
-    // a row's last step may have fewer subtiles than warps
-    if (step < last) step_of.template operator()<false>(step * kFp8Together + warp < k_tiles);
+#pragma unroll 1
+    for (; step < steps; ++step) step_of.template operator()<false>(step < own_steps);
     cuda::ptx::pin(accumulators);
+    const int32_t at = warp.own_columns();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float low = warp % 2 == 0 ? accumulators[i] : accumulators[4 + i],
-                  high = warp % 2 == 0 ? accumulators[8 + i] : accumulators[12 + i];
-      own[i] = warp < 2 ? low : high;
+      const float low = at % 2 == 0 ? accumulators[i] : accumulators[4 + i],
+                  high = at % 2 == 0 ? accumulators[8 + i] : accumulators[12 + i];
+      own[i] = at < 2 ? low : high;
     }
   }
 };
 
-// The partials of a warpgroup's rows: those of a row that an earlier run has begun, and in turn two
-// sets of slots for the other rows.
-struct Fp8Partials {
-  DecodePartials partials;
-  int32_t row = 0;  // counts the latter
-
-  __device__ static int32_t warp() { return static_cast<int32_t>(threadIdx.x / 32); }
-  __device__ int32_t slot(int32_t warp) const { return (1 + row % 2) * kDecodeWarps + warp; }
-  __device__ void put_begun_before(const float (&own)[4]) const { partials.put(warp(), own); }
-  __device__ void put(const float (&own)[4]) const { partials.put(slot(warp()), own); }
-  // Waits for the warpgroup's partials of this row. Returns whether this warp adds them: the warps
-  // take turns.
-  __device__ bool meet() const {
-    cuda::ptx::named_barrier_sync<kFp8Together * 32>(1 + warp() / kFp8Together);
-    return adds();
-  }
-  __device__ bool adds() const { return warp() % kFp8Together == row % kFp8Together; }
-  __device__ void sum(float (&to)[4]) const {
-#pragma unroll
-    for (float& value : to) value = 0;
-#pragma unroll
-    for (int32_t i = 0; i < kFp8Together; ++i)
-      partials.add(slot(warp() / kFp8Together * kFp8Together + i), to);
-  }
-};
-
-template <cuda::Gemm1Function kFunction>
+// kColumns: tokens whose accumulators are kept: 1 or 2.
+template <cuda::Gemm1Function kFunction, int kColumns>
 struct Fp8GateUp {
   using Base = DecodeGateUp<kFunction, Fp8Products>;
+  static constexpr bool kGated = Base::kGated;
+  static constexpr int kBatch = 8 / kColumns;      // groups between two barriers of the warps
+  static constexpr int kPartials = 16 * kColumns;  // of a group and a warp
+  static constexpr int kChannels = kGated ? 8 : 16;
+  static_assert(2 * kDecodeWarps * kBatch * kPartials * 4 == kFp8GateUpPartialBytes);
+
   const Base base;
+  const Fp8Share& share;
+  float* partials;  // (2, 16 warps, kBatch, kPartials)
 
   __device__ void run(Fp8Stream& stream, const Fp8Columns& columns) const {
     const DecodeArgs& args = base.args;
-    const DecodeShare& share = base.share;
-    const int32_t steps = decode_steps<kFp8Together>(args.k_tiles);
-    DecodeRows rows(share.gate_up);
-    int32_t missing = 0;
-    Fp8Partials partials{base.partials};
-    float sums[4];
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32),
+               warp = static_cast<int32_t>(threadIdx.x / 32);
+    const int32_t q = lane % 4, r = lane / 4;
+    const int32_t warps_m = gate_up_warps_m(args), warps_k = 1 << args.gate_up_k_shift;
+    const Fp8Warp of(args.gate_up_k_shift);
+    const int32_t from_first = share.gate_up_m - of.first_m, to_last = of.last_m() - of.first_m;
+    DecodeGroup at(args, share, share.first_group + share.gate_up_m);
+    int buffer = 0;
+    // all bounds are those of the warpgroup's first warp
 #pragma unroll 1
-    while (rows.more()) {
-      const int32_t end = rows.end(steps);
-      stream.multiply<false>(columns, args.k_tiles, rows.step, end, sums);
-      if (rows.step > 0) {
-        partials.put_begun_before(sums);
-      } else {
-        partials.put(sums);
-        missing = steps - end;
-        if (missing > 0) break;
-        if (partials.meet()) {
-          partials.sum(sums);
-          base.store(rows.row, sums);
+    for (int32_t first = share.first_group + of.first_m; first < share.last_group;
+         first += warps_m * kBatch) {
+      DecodeGroup group = at;
+      int32_t index = first;
+#pragma unroll 1
+      for (int i = 0; i < kBatch && index < share.last_group; ++i, index += warps_m) {
+        float own[4];
+        stream.multiply<false>(of, columns, args.k_tiles, index + from_first < share.last_group,
+                               index + to_last < share.last_group, own);
+        float* const to = partials + ((buffer * kDecodeWarps + warp) * kBatch + i) * kPartials;
+        if constexpr (kColumns == 1) {
+          if (q == 0) to[r] = own[0], to[r + 8] = own[2];
+        } else if (q * 2 < kColumns) {
+          float* const two = to + r * kColumns + q * 2;
+          *reinterpret_cast<float2*>(two) = make_float2(own[0], own[1]);
+          *reinterpret_cast<float2*>(two + 8 * kColumns) = make_float2(own[2], own[3]);
         }
-        ++partials.row;
+        group.advance(args, share, warps_m);
       }
-      rows.advance(share.gate_up, end);
+      if (warps_k == 1)
+        __syncwarp();
+      else
+        cuda::ptx::named_barrier_sync(1 + share.gate_up_m, warps_k * 32);
+      store_batch(at, first + from_first,
+                  partials + (buffer * kDecodeWarps + (share.gate_up_m << args.gate_up_k_shift)) *
+                                 kBatch * kPartials);
+      at = group;
+      buffer ^= 1;
     }
-    __syncthreads();
-    if (missing == 0 || !partials.adds()) return;
-    partials.sum(sums);
-    base.partials.template add_rest<kFp8Together>(share.gate_up, missing, sums);
-    base.store(rows.row, sums);
+  }
+
+  // Stores the outputs of a batch of groups, from the partials of the warps that share them.
+  // Several lanes add the partials of one output.
+  __device__ void store_batch(const DecodeGroup& first_group, int32_t first,
+                              const float* of_warps) const {
+    constexpr int kOutputs = kBatch * kChannels * kColumns;
+    const DecodeArgs& args = base.args;
+    const int32_t warps_m = gate_up_warps_m(args), warps_k = 1 << args.gate_up_k_shift;
+    const int32_t thread = static_cast<int32_t>(threadIdx.x) & (warps_k * 32 - 1),
+                  adder_shift = max(args.gate_up_k_shift - 1, 0), adders = 1 << adder_shift,
+                  adder = thread & (adders - 1);
+#pragma unroll 1
+    for (int32_t output = thread >> adder_shift; output < kOutputs;
+         output += (warps_k * 32) >> adder_shift) {
+      const int32_t in_batch = output / (kChannels * kColumns),
+                    channel_of_group = output / kColumns % kChannels, token = output % kColumns;
+      float gate = 0, up = 0;
+#pragma unroll 1
+      for (int32_t warp_k = adder; warp_k < warps_k; warp_k += adders) {
+        const float* const from = of_warps + (warp_k * kBatch + in_batch) * kPartials;
+        if constexpr (kGated) gate += from[channel_of_group * kColumns + token];
+        up += from[(channel_of_group + (kGated ? 8 : 0)) * kColumns + token];
+      }
+#pragma unroll 1
+      for (int32_t distance = adders / 2; distance > 0; distance /= 2) {
+        if constexpr (kGated) gate += __shfl_xor_sync(cuda::kAllLanes, gate, distance);
+        up += __shfl_xor_sync(cuda::kAllLanes, up, distance);
+      }
+      if (adder != 0 || first + in_batch * warps_m >= share.last_group || token >= args.tokens)
+        continue;
+      DecodeGroup group = first_group;
+      group.advance(args, share, in_batch * warps_m);
+      const int32_t assignment = base.routing.rows[group.active][token];
+      if (assignment >= 0)
+        base.store(group, group.group * kChannels + channel_of_group, token, assignment, gate, up);
+    }
   }
 };
 
 struct Fp8Down {
-  using Base = DecodeDown<Fp8Products>;
-  const Base base;
+  const DecodeDown<Fp8Products> base;
+  const Fp8Share& share;
 
-  __device__ void store(const float (&sums)[4], int buffer, int32_t active) const {
+  __device__ void store(const float (&own)[4], int buffer, int32_t active) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t q = lane % 4, r = lane / 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int32_t rank = base.routing.first_rank[active] + q * 2 + i;
       if (rank >= base.routing.first_rank[active + 1]) continue;
-      float* const to = base.value_of(buffer, base.routing.assignment_of[rank]);
-      to[r] = sums[i], to[r + 8] = sums[2 + i];
+      float* const to = base.partials + (((buffer * base.rows + base.routing.assignment_of[rank])
+                                          << base.args.down_k_shift) +
+                                         share.down_k) *
+                                            16;
+      to[r] = own[i], to[r + 8] = own[2 + i];
     }
   }
   __device__ void run(Fp8Stream& stream) const {
     const DecodeArgs& args = base.args;
-    const DecodeShare& share = base.share;
-    Fp8Partials partials{base.partials};
+    const Fp8Warp of(args.down_k_shift);
     int buffer = 0;
 #pragma unroll 1
     for (int32_t block = share.first_block; block < share.last_block; ++block, buffer ^= 1) {
-      DecodeRows experts(share.down);
-      int32_t missing = 0;
-      float sums[4];
 #pragma unroll 1
-      while (experts.more()) {
-        const int32_t active = experts.row, k_tiles = part_of(args, share, active).down_k_tiles,
-                      steps = decode_steps<kFp8Together>(k_tiles), end = experts.end(steps);
-        stream.multiply<true>(columns_of(args, base.routing, base.x, active), k_tiles, experts.step,
-                              end, sums);
-        if (experts.step > 0) {
-          partials.put_begun_before(sums);
-        } else {
-          partials.put(sums);
-          missing = steps - end;
-          if (missing > 0) break;
-          if (partials.meet()) {
-            partials.sum(sums);
-            store(sums, buffer, active);
-          }
-          ++partials.row;
-        }
-        experts.advance(share.down, end);
+      for (int32_t active = share.down_m; active < share.all_active; active += down_warps_m(args)) {
+        float own[4];
+        stream.multiply<true>(of, columns_of(args, base.routing, base.x, active),
+                              part_of(args, share, active).down_k_tiles, true, true, own);
+        store(own, buffer, active);
       }
       __syncthreads();
-      if (missing > 0 && partials.adds()) {
-        partials.sum(sums);
-        base.partials.add_rest<kFp8Together>(share.down, missing, sums);
-        store(sums, buffer, experts.row);
-      }
+      base.round_rows(buffer, block);
       __syncthreads();
-      base.finish(buffer, block);
+      switch (args.out_dtype) {
+        case DType::kF32: base.template combine<DType::kF32>(buffer, block); break;
+        case DType::kF16: base.template combine<DType::kF16>(buffer, block); break;
+        default: base.template combine<DType::kBf16>(buffer, block);
+      }
     }
   }
 };
 
-template <cuda::Gemm1Function kFunction>
+template <cuda::Gemm1Function kFunction, int kColumns>
 __global__ void __launch_bounds__(kDecodeThreads, 1)
     sm90_decode_fp8_kernel(const __grid_constant__ Fp8DecodeArgsOf<kFunction> args) {
   extern __shared__ __align__(128) uint8_t decode_shared[];
   __shared__ Fp8DecodeRouting routing;
   const auto thread = static_cast<int32_t>(threadIdx.x);
   uint8_t* const table = decode_shared + kDecodeRingBytes;
-  const DecodePartials partials{reinterpret_cast<float4*>(table + kFp8TableBytes)};
+  auto* const partials = reinterpret_cast<float*>(table + kFp8TableBytes);
   uint8_t* const x = table + kFp8TableBytes + args.partial_bytes;
   const Fp8Columns tokens{x, args.tokens};
   fill_fp8_table(table);
@@ -302,13 +343,13 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     }
   }
   __syncthreads();
-  const DecodeShare share = DecodeShare::of<kFp8Together>(args, routing.active_experts);
+  const Fp8Share share(args, routing.active_experts);
   DecodeScales scales;
   if (thread < share.all_active) {
     const TensorScales& of = part_of(args, share, thread).tensor_scales[routing.expert_of[thread]];
     scales = {of.gate, of.up, of.down};
   }
-  Fp8Ring ring(decode_shared, DecodeSubtiles<kFp8Together>(args, share, routing));
+  Fp8Ring ring(decode_shared, Fp8Subtiles(args, share, routing));
   ring.start();
   if (thread < share.all_active) routing.scales[thread] = scales;
   if (thread < 32) {
@@ -324,7 +365,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   stream.read();
   ring.template copy<false>();
   __syncthreads();
-  Fp8GateUp<kFunction>{{args, share, routing, partials}}.run(stream, tokens);
+  Fp8GateUp<kFunction, kColumns>{{args, share, routing}, share, partials}.run(stream, tokens);
   __syncthreads();
   if (thread == 0) wait_for_grid(&decode_grid_counter);
   __syncthreads();
@@ -332,9 +373,9 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   cuda::ptx::fence_proxy_async_shared();
   __syncthreads();
   const auto routed = static_cast<int32_t>(args.ids.assignments);
-  Fp8Down{{args, share, routing, x, partials,
-           reinterpret_cast<float*>(table + kFp8TableBytes + 3 * kDecodePartialBytes), routed,
-           routed + (args.shared.groups > 0 ? args.tokens : 0)}}
+  Fp8Down{{args, share, routing, x, partials, routed,
+           routed + (args.shared.groups > 0 ? args.tokens : 0)},
+          share}
       .run(stream);
 }
 

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 
-#include "backend/cuda/ptx/named_barrier.cuh"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/sm90/decode_batch.cuh"
 #include "backend/sm90/decode_weights.cuh"
@@ -21,7 +20,7 @@ __device__ inline uint16_t* decode_row(const DecodeArgs& args, int32_t assignmen
              : args.shared.rows + int64_t{assignment - routed} * args.shared.row_elems;
 }
 
-// Products: Bf16Products or Fp8Products, which have a run() of their own (decode_fp8.cuh).
+// Products: Bf16Products, or Fp8Products, which have another run() (decode_fp8.cuh).
 template <cuda::Gemm1Function kFunction, class Products = Bf16Products>
 struct DecodeGateUp {
   static constexpr bool kFp8 = std::is_same_v<Products, Fp8Products>;
@@ -30,25 +29,24 @@ struct DecodeGateUp {
   const DecodeArgsOf<kFunction>& args;
   const DecodeShare& share;
   const DecodeRoutingOf<Products>& routing;
-  DecodePartials partials;
 
-  __device__ void run(DecodeRing<1>& ring, const uint8_t* x, int32_t row_bytes) const {
-    const auto lane = static_cast<int32_t>(threadIdx.x % 32),
-               warp = static_cast<int32_t>(threadIdx.x / 32);
+  // x: hidden (T, row_bytes).
+  __device__ void run(DecodeRing<DecodeSubtiles>& ring, const DecodeRun& own_run, const uint8_t* x,
+                      int32_t row_bytes, const DecodePartials& partials) const {
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t q = lane % 4, r = lane / 4;
     const uint8_t* const own_row = x + (r < args.tokens ? r : 0) * row_bytes + q * 16;
     Bf16Products::Constants constants;
     constants.pin();
-    DecodeRows rows(share.gate_up);
+    DecodeRows rows(own_run);
     int32_t missing = 0;
-    float sums[4];
+    float own[4];
 #pragma unroll 1
     while (rows.more()) {
-      int32_t k_tile = rows.step;
       const int32_t end = rows.end(args.k_tiles);
       DecodeAccumulators accumulators;
 #pragma unroll 1
-      for (; k_tile < end; ++k_tile) {
+      for (int32_t k_tile = rows.k_tile; k_tile < end; ++k_tile) {
         Bf16Products::Weights weights[2];
         DecodeColumns columns;
 #pragma unroll
@@ -57,32 +55,33 @@ struct DecodeGateUp {
         ring.take<false>(weights);
         accumulators.multiply(weights, columns, constants);
       }
-      accumulators.sum(sums);
-      if (rows.step > 0) {
-        partials.put(warp, sums);
+      accumulators.sum(own);
+      if (rows.k_tile > 0) {
+        partials.put(own_run.warp, own);
       } else {
         missing = args.k_tiles - end;
         if (missing > 0) break;
-        store(rows.row, sums);
+        store(rows.row, own);
       }
-      rows.advance(share.gate_up, end);
+      rows.advance(end);
     }
     __syncthreads();
     if (missing == 0) return;
-    partials.add_rest<1>(share.gate_up, missing, sums);
-    store(rows.row, sums);
+    partials.add_rest(own_run, missing, own);
+    store(rows.row, own);
   }
 
-  // Stores the outputs of a group. sums: rows r and r + 8, tokens 2q and 2q + 1.
-  __device__ void store(int32_t row, const float (&sums)[4]) const {
-    const DecodeGroup group(args, share, row);
+  // Stores the outputs of a row of subtiles. own: rows r and r + 8 of the group, tokens 2q and
+  // 2q + 1.
+  __device__ void store(int32_t row, const float (&own)[4]) const {
+    const DecodeGroup group(args, share, share.first_group + row);
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t r = lane / 4;
 #pragma unroll 1
     for (int32_t i = 0; i < 2; ++i) {
       const int32_t token = lane % 4 * 2 + i, assignment = routing.rows[group.active][token];
       if (assignment < 0) continue;
-      const float low = i == 0 ? sums[0] : sums[1], high = i == 0 ? sums[2] : sums[3];
+      const float low = i == 0 ? own[0] : own[1], high = i == 0 ? own[2] : own[3];
       if constexpr (kGated) {
         store(group, group.group * 8 + r, token, assignment, low, high);
       } else {

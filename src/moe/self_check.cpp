@@ -23,12 +23,19 @@ struct SharedCheck {
 
 void check_in_thread(const std::shared_ptr<SharedCheck>& shared, const CheckScope& scope,
                      const DeviceFacts& device, CheckSession::Clock::time_point deadline) {
-  auto session =
-      std::make_unique<CheckSession>(scope, device, deadline, [shared](const std::string& kernel) {
-        const std::lock_guard lock(shared->mutex);
-        shared->kernel = kernel;
-      });
-  const CheckOutcome outcome = session->run();
+  std::unique_ptr<CheckSession> session;
+  CheckOutcome outcome;
+  try {
+    const auto begins = [shared](const std::string& kernel) {
+      const std::lock_guard lock(shared->mutex);
+      shared->kernel = kernel;
+    };
+    session = std::make_unique<CheckSession>(scope, device, deadline, begins);
+    outcome = session->run();
+  } catch (...) {
+    outcome.verdict = CheckOutcome::Verdict::kError;
+    outcome.difference = caught_exception().message();
+  }
   {
     const std::lock_guard lock(shared->mutex);
     shared->outcome = outcome;

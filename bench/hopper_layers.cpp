@@ -38,6 +38,7 @@
 #include "backend/layer_steps.h"
 #include "core/float_formats.h"
 #include "core/random.h"
+#include "moe/backend_selection.h"
 #include "moe/registry.h"
 #include "random_layer.h"
 #include "routings.h"

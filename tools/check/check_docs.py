@@ -2,7 +2,7 @@
 """Checks of the docs that a machine can make:
 
 - Links and their anchors resolve.
-- Environment variables are documented, and there are six at most.
+- Environment variables are documented, and there are seven at most.
 - Tests that docs/contribute/features.md names exist.
 - Examples hold: Python blocks compile, and every ./dev verb exists. With --built FOLDER, a build folder with the tool
   and the Python module, names and arguments of nvfp4_moe exist too, and so do the verbs and options of nvfp4-moe.

@@ -61,9 +61,10 @@ class RowSampler {
   virtual Status unpack(const PackedWeights& weights, int64_t local_expert,
                         Status (*unpack_expert)(const PackedWeights&, int64_t, ExpertBuffers&),
                         ExpertBuffers& out) = 0;
-  // The slots in host memory, slot_bytes apart, and the number of dropped runs.
+  // The slots in host memory, slot_bytes apart.
   virtual std::byte* slots() const = 0;
-  virtual uint64_t dropped() const = 0;
+  // The number of dropped runs. Copies it from the device.
+  virtual Result<uint64_t> dropped() const = 0;
 };
 
 struct DeviceSampling {

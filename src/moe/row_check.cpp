@@ -149,9 +149,11 @@ Status RowCheck::replaced(int64_t local_expert, void* stream, bool at_rest) {
 }
 
 RowCheck::Counts RowCheck::counts() const {
-  // The device's memory is not mapped in a forked child.
-  const uint64_t dropped = process_ == fork_count() ? sampler_->dropped() : 0;
-  return {checked_.load(), skipped_.load() + dropped, failed_.load()};
+  Counts counts{checked_.load(), skipped_.load(), failed_.load()};
+  if (process_ != fork_count()) return counts;  // the device is the parent's
+  if (const Result<uint64_t> dropped = sampler_->dropped(); dropped.ok())
+    counts.dropped += *dropped;
+  return counts;
 }
 
 Sample* RowCheck::slot(int index) const {

@@ -5,8 +5,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
 
 #include "backend/cuda/device/check.h"
 #include "backend/cuda/device/device.h"
@@ -31,12 +29,6 @@ struct SampleCounters {
   SampleCounter claimed[kSampleSlots];  // the last run that took the slot
 };
 
-// Pinned host memory begins with this, then come the slots.
-struct SampleHead {
-  uint64_t dropped;
-  uint64_t unused[7];
-};
-
 struct SampleCall {
   const void *hidden, *ids, *out;
   const float *weights, *shared_weights;
@@ -45,7 +37,7 @@ struct SampleCall {
   DType hidden_dtype, ids_dtype, out_dtype;
   SampleLayout layout;
   SampleCounters* counters;
-  SampleHead* head;
+  std::byte* slots;
 };
 
 __host__ __device__ inline int64_t sampled_element_bytes(DType dtype) {
@@ -66,12 +58,10 @@ __device__ void copy_sampled_row(std::byte* to, const void* from, DType dtype, i
 __device__ Sample* claim_slot(const SampleCall& call, SampleCounter run) {
   const SampleCounter index = run % kSampleSlots;
   auto* const slot =
-      reinterpret_cast<Sample*>(reinterpret_cast<std::byte*>(call.head + 1) +
-                                static_cast<int64_t>(index) * call.layout.slot_bytes);
+      reinterpret_cast<Sample*>(call.slots + static_cast<int64_t>(index) * call.layout.slot_bytes);
   const SampleCounter released = ptx::load_acquire_system(&slot->released);
   if (atomicCAS(&call.counters->claimed[index], released, run) == released) return slot;
-  const SampleCounter dropped = atomicAdd(&call.counters->dropped, SampleCounter{1}) + 1;
-  ptx::store_release_system(&call.head->dropped, uint64_t{dropped});
+  atomicAdd(&call.counters->dropped, SampleCounter{1});
   return nullptr;
 }
 
@@ -130,12 +120,11 @@ class CudaRowSampler final : public RowSampler {
     made->hidden_size_ = config->hidden_size;
     made->top_k_ = static_cast<int>(config->top_k);
     made->layout_ = SampleLayout::of(config->hidden_size, config->top_k);
-    const size_t host_bytes =
-        sizeof(SampleHead) + kSampleSlots * static_cast<size_t>(made->layout_.slot_bytes);
+    const size_t host_bytes = kSampleSlots * static_cast<size_t>(made->layout_.slot_bytes);
     void *host = nullptr, *on_device = nullptr;
     NVFP4_MOE_TRY(map_host_bytes(weights.device, host_bytes, &host, &on_device));
-    made->host_ = static_cast<SampleHead*>(host);
-    made->on_device_ = static_cast<SampleHead*>(on_device);
+    made->host_ = static_cast<std::byte*>(host);
+    made->on_device_ = static_cast<std::byte*>(on_device);
     NVFP4_MOE_TRY(check(cudaStreamCreateWithFlags(&made->stream_, cudaStreamNonBlocking),
                         "cudaStreamCreateWithFlags"));
     NVFP4_MOE_ASSIGN(made->counters_,
@@ -179,7 +168,7 @@ class CudaRowSampler final : public RowSampler {
                           .out_dtype = batch.out_dtype,
                           .layout = layout_,
                           .counters = counters(),
-                          .head = on_device_};
+                          .slots = on_device_};
     sample_token<<<1, kSampleThreads, 0, static_cast<cudaStream_t>(stream)>>>(call);
     return check_launch("sample_token");
   }
@@ -209,9 +198,12 @@ class CudaRowSampler final : public RowSampler {
     return unpack_expert(same, local_expert, out);
   }
 
-  std::byte* slots() const override { return reinterpret_cast<std::byte*>(host_ + 1); }
-  uint64_t dropped() const override {
-    return std::atomic_ref(host_->dropped).load(std::memory_order_acquire);
+  std::byte* slots() const override { return host_; }
+  Result<uint64_t> dropped() const override {
+    const OutsideCaptures outside;
+    SampleCounter count = 0;
+    NVFP4_MOE_TRY(to_host(device_, &count, &counters()->dropped, sizeof(count), stream_));
+    return uint64_t{count};
   }
 
  private:
@@ -222,7 +214,7 @@ class CudaRowSampler final : public RowSampler {
   int device_ = 0, top_k_ = 0;
   int64_t hidden_size_ = 0;
   SampleLayout layout_;
-  SampleHead *host_ = nullptr, *on_device_ = nullptr;
+  std::byte *host_ = nullptr, *on_device_ = nullptr;
   cudaStream_t stream_ = nullptr;
   Buffer counters_, staging_;
 };

@@ -219,7 +219,7 @@ Json Json::parse(std::string_view text, bool non_finite) {
   if (non_finite) numbers = replace_non_finite(text);
   if (!numbers.text.empty()) text = numbers.text;
   JsonBuilder builder(limits, /*strict=*/false, &numbers);
-  if (nlohmann::json::sax_parse(text.begin(), text.end(), &builder)) return builder.take();
+  if (parse_into(&builder, text.begin(), text.end())) return builder.take();
   Json discarded;
   discarded.value_ = Discarded();
   return discarded;

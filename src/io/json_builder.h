@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "io/json.h"
@@ -76,5 +77,14 @@ class JsonBuilder {
   std::string refusal_;
   std::optional<size_t> position_;
 };
+
+// Whether the characters are one JSON value that the builder takes. nlohmann::json::sax_parse would
+// also compile the readers of five binary formats.
+template <typename Iterator>
+bool parse_into(JsonBuilder* builder, Iterator begin, Iterator end) {
+  auto input = nlohmann::detail::input_adapter(begin, end);
+  return nlohmann::detail::parser<nlohmann::json, decltype(input)>(std::move(input))
+      .sax_parse(builder);
+}
 
 }  // namespace nvfp4_moe::internal

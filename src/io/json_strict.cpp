@@ -71,9 +71,8 @@ Result<Json> parse_json_strict(std::string_view text, const JsonLimits& limits) 
   const std::string_view read = numbers.text.empty() ? text : std::string_view(numbers.text);
   const char* seen = read.data();
   JsonBuilder builder(limits, /*strict=*/true, &numbers);
-  const bool parsed =
-      nlohmann::json::sax_parse(CountingIterator(read.data(), &seen),
-                                CountingIterator(read.data() + read.size(), &seen), &builder);
+  const bool parsed = parse_into(&builder, CountingIterator(read.data(), &seen),
+                                 CountingIterator(read.data() + read.size(), &seen));
   if (parsed) return builder.take();
   if (!builder.position())
     return bad_input(

@@ -193,7 +193,7 @@ def test_the_demo_takes_a_wheel_of_these_sources_only(tmp_path, monkeypatch, cap
     for tag in (f"cp{major}{minor - 1}-cp{major}{minor - 1}", f"cp{major}{minor + 1}-abi3"):
         make(tag)
         assert run() == (1, "", "")
-    make(ours, prints="0.0.9")
+    make(ours, prints="0.0.10")  # longer: Python takes a module of the same second and size for the one it knows
     assert run()[:2] == (1, "")
     make(ours)
     for change in (tmp_path / "src/file.cpp", tmp_path / "src/new.h", tmp_path / "CMakeLists.txt"):

@@ -45,6 +45,10 @@ PyLayer PyLayer::make(const Device& device, const std::shared_ptr<Host>& host,
   }
   callback.rethrow();
   check(status);
+  // Python shows it once for each place that opens layers, or raises it if its filters say so.
+  if (const std::string warning = state->layer->self_check_warning(); !warning.empty())
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, ("nvfp4_moe: " + warning).c_str(), 2) != 0)
+      throw nb::python_error();
   state->handle = layer_handles().add(state);
   return PyLayer(state);
 }

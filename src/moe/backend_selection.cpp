@@ -113,22 +113,24 @@ Result<BackendSelection> BackendSelector::choose_checked(const MoeConfig& config
 }
 
 void BackendSelector::warn(const BackendSelection& selected, const DeviceFacts& device) const {
-  const CheckReport& check = *selected.check;
-  if (!checks_().is_first_warning(check.scope, device)) return;
+  if (checks_().is_first_warning(selected.check->scope, device))
+    log_line(LogLevel::kWarning, check_warning(*selected.check, *selected.backend, device));
+}
+
+std::string check_warning(const CheckReport& check, const Backend& used,
+                          const DeviceFacts& device) {
   const std::string checked = check.scope.backend->name;
   std::string text = "the self-check of " + check.scope.name() + " on " + device.name + " (" +
                      to_string(device.kind) + ":" + std::to_string(device.index) + ") " +
                      check.kept->text() + "; ";
-  text += selected.backend == check.scope.backend
-              ? checked + " is used, because it is forced by name"
-              : std::string(selected.backend->name) + " is used instead";
+  text += &used == check.scope.backend ? checked + " is used, because it is forced by name"
+                                       : std::string(used.name) + " is used instead";
   if (check.kept->ran_here && check.kept->outcome.verdict == CheckOutcome::Verdict::kTimedOut)
     text += "; the kernel that hangs still occupies the device: restart this process";
-  log_line(LogLevel::kWarning,
-           text +
-               "; `nvfp4-moe doctor --self-check` checks again and prints what to report, "
-               "NVFP4_MOE_SELF_CHECK=off uses " +
-               checked + " without a check");
+  return text +
+         "; `nvfp4-moe doctor --self-check` checks again and prints what to report, "
+         "NVFP4_MOE_SELF_CHECK=off uses " +
+         checked + " without a check";
 }
 
 namespace {

@@ -42,6 +42,10 @@ struct BackendSelection {
   std::optional<CheckReport> check;
 };
 
+// The warning about a failed check: the kernel, what differed, the backend that is used, and what
+// to do.
+std::string check_warning(const CheckReport& check, const Backend& used, const DeviceFacts& device);
+
 // The rules of the selection. The functions below apply them to this build's backends.
 class BackendSelector {
  public:

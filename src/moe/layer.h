@@ -96,6 +96,12 @@ class MoeLayer {
   // The self-check that the selection of the backend depended on (BackendSelection), for
   // describe_json.
   void set_self_check(std::optional<CheckReport> check) { self_check_ = std::move(check); }
+  // The warning about a check that failed (check_warning); empty if none did.
+  std::string self_check_warning() const {
+    return self_check_ && self_check_->failed()
+               ? check_warning(*self_check_, *backend_, plan_.device)
+               : "";
+  }
   // replace_expert changes bytes and tensor scales: hold a use() while you read them.
   const PackedWeights& weights() const { return *weights_; }
   const Plan& plan() const { return plan_; }

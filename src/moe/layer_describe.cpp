@@ -131,6 +131,7 @@ std::string MoeLayer::describe_json() const {
   if (config->activation_scale == ActivationScale::kStatic && config->static_headroom != 1.0f)
     notes.push_back("static_headroom " + Json(config->static_headroom).dump() +
                     " is in the hidden scale");
+  if (const std::string warning = self_check_warning(); !warning.empty()) notes.push_back(warning);
   if (debug_ && debug_->rows) {
     notes.push_back("NVFP4_MOE_CHECK is set: one token of each run is compared with the reference");
     const RowCheck::Counts counts = debug_->rows->counts();

@@ -45,10 +45,9 @@ struct DeviceTables {
 DeviceTables tables_of([[maybe_unused]] DeviceKind kind) {
 #ifdef NVFP4_MOE_WITH_CUDA
   if (kind == DeviceKind::kCuda)
-    return {kCudaBackend.memory, kCudaBackend.formats, kCudaBackend.router,
-            &kCudaRanks,         &kCudaPeers,          &kCudaPackets,
-            &kCudaTopology,      &kCudaReplacement,    &kCudaSampling,
-            &kCudaStreams};
+    return {kCudaBackend.memory, kCudaBackend.formats, kCudaBackend.router, &kCudaRanks,
+            &kCudaPeers,         &kCudaPackets,        &kCudaTopology,      &kCudaReplacement,
+            &kCudaSampling,      &kCudaStreams};
 #endif
   return {};
 }

@@ -15,6 +15,8 @@
 #include "cuda/device_memory.h"
 #include "cuda/graph.h"
 #include "cuda/planted_kernels.h"
+#include "moe/backend_selection.h"
+#include "moe/kept_checks.h"
 #include "moe/layer.h"
 #include "moe/self_check_session.h"
 #include "support/backends.h"
@@ -90,6 +92,7 @@ class SelfCheck : public BackendTest {
       plant.real = &backend();
       copy = backend();
       copy.run = run_with_fault;
+      copy.self_check = internal::SelfCheck::kBeforeUse;
     }
     plant.fault = fault;
     plant.configuration =
@@ -156,6 +159,51 @@ TEST_P(SelfCheck, AHangingKernelTimesOut) {
   EXPECT_NE(outcome.kernel, "");
   EXPECT_EQ(outcome.difference,
             "it did not end within " + std::to_string(limit.count() / 2) + " ms");
+  ends = 1;
+  ASSERT_CUDA(cudaDeviceSynchronize());
+}
+
+// "auto" takes the plain kernels in place of a backend whose kernel is wrong or hangs, and warns
+// once.
+TEST_P(SelfCheck, AutoTakesCudaIfAKernelIsWrongOrHangs) {
+  void* end = nullptr;
+  ASSERT_CUDA(cudaHostAlloc(&end, sizeof(int), cudaHostAllocMapped));
+  plant.end = static_cast<int*>(end);
+  std::atomic_ref<int> ends(*plant.end);
+  ends = 0;
+  const MoeConfig config = *MoeConfig::make(sizes_of(4, 2, 144, 80));
+  std::vector<std::string> warnings;
+  set_log_callback(
+      [](int level, const char* text, void* user) {
+        if (level == static_cast<int>(LogLevel::kWarning))
+          static_cast<std::vector<std::string>*>(user)->push_back(text);
+      },
+      &warnings);
+  for (const auto& [fault, limit] :
+       {std::pair<Planted, std::chrono::milliseconds>{Planted::kGemm2, kPlenty},
+        {Planted::kHang, std::chrono::seconds(2)}}) {
+    const CheckScope scope = planted(fault);
+    KeptChecks checks({.folder = "", .driver = "", .library = "", .limit = limit});
+    const Backend* const list[] = {scope.backend, &kCudaBackend};
+    const BackendSelector selector(
+        list, [&]() -> KeptChecks& { return checks; }, SelfCheckMode::kAuto);
+    warnings.clear();
+    const auto start = std::chrono::steady_clock::now();
+    for (int layer = 0; layer < 3; ++layer) {
+      const auto selected = must(selector.choose_checked(config, device(), "auto"));
+      EXPECT_EQ(selected->backend, &kCudaBackend);
+      EXPECT_EQ(selected->check->failed(), true);
+    }
+    if (fault == Planted::kHang)
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+    ASSERT_EQ(warnings.size(), 1u);
+    const CheckOutcome outcome = checks.kept(scope, device())->outcome;
+    EXPECT_EQ(outcome.verdict, fault == Planted::kHang ? Verdict::kTimedOut : Verdict::kFailed);
+    EXPECT_NE(warnings[0].find(outcome.kernel + ": " + outcome.difference), std::string::npos)
+        << warnings[0];
+    EXPECT_NE(warnings[0].find("cuda is used instead"), std::string::npos) << warnings[0];
+  }
+  set_log_callback(nullptr, nullptr);
   ends = 1;
   ASSERT_CUDA(cudaDeviceSynchronize());
 }

@@ -12,6 +12,9 @@
 namespace nvfp4_moe::internal {
 namespace {
 
+// The longest time for which a caller waits for memory that the check frees.
+constexpr std::chrono::milliseconds kTimeToFree{200};
+
 // State that the caller's thread and the check's own share.
 struct SharedCheck {
   std::mutex mutex;
@@ -40,6 +43,7 @@ void check_in_thread(const std::shared_ptr<SharedCheck>& shared, const CheckScop
     const std::lock_guard lock(shared->mutex);
     shared->outcome = outcome;
   }
+  shared->changed.notify_all();
   // Memory that a hanging kernel uses stays allocated: freeing it would wait for the kernel.
   if (outcome.verdict == CheckOutcome::Verdict::kTimedOut)
     static_cast<void>(session.release());
@@ -76,8 +80,9 @@ CheckOutcome run_self_check(const CheckScope& scope, const DeviceFacts& device,
     return outcome;
   }
   std::unique_lock lock(shared->mutex);
-  shared->changed.wait_until(lock, deadline, [&] { return shared->ended; });
-  // An outcome counts even if memory is still being freed, which waits for a caller's work.
+  shared->changed.wait_until(lock, deadline, [&] { return shared->outcome.has_value(); });
+  // Freeing the check's memory waits for all work of the device, which may be a caller's own.
+  shared->changed.wait_for(lock, kTimeToFree, [&] { return shared->ended; });
   if (shared->outcome.has_value()) {
     outcome = *shared->outcome;
   } else {

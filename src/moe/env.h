@@ -63,7 +63,7 @@ struct Env {
 // kInvalidArgument, naming the variable, if a value is invalid.
 Result<Env> read_env();
 
-// The user's folder for caches: XDG_CACHE_HOME, or ~/.cache. Empty if there is none.
+// The user's folder for caches: XDG_CACHE_HOME, or ~/.cache. Empty if neither is known.
 std::string user_cache_folder();
 
 }  // namespace nvfp4_moe::internal

@@ -49,7 +49,7 @@ class KeptChecks {
     std::string folder;           // empty: results are kept in this process only
     std::string driver, library;  // versions
     CheckRunner run = run_self_check;
-    std::chrono::milliseconds limit{10000};  // of one check
+    std::chrono::milliseconds limit{10000};  // the longest time for one check
     // added to the wait for a check of another process, which then writes its result
     std::chrono::milliseconds time_to_write{2000};
   };

@@ -50,7 +50,7 @@ class RowCheck {
   struct Counts {
     uint64_t checked = 0;
     uint64_t dropped = 0;  // no slot was free, or an expert was replaced before it was read
-    uint64_t failed = 0;   // of the checked ones
+    uint64_t failed = 0;   // checked and found wrong
   };
   Counts counts() const;
 
@@ -82,7 +82,7 @@ class RowCheck {
 
   // The reference's layer, with top_k experts. Used by the thread only.
   struct Resident {
-    int64_t expert = -2;  // of the layer; -2: none yet
+    int64_t expert = -2;  // the local expert that it holds; -2: nothing yet
     uint64_t replaced = 0;
   };
   std::unique_ptr<PackedWeights> reference_;

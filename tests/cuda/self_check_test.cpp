@@ -37,7 +37,7 @@ struct Plant {
   const Backend* real = nullptr;
   Planted fault = Planted::kNothing;
   int configuration = 0;
-  int* end = nullptr;  // of kHang, in mapped host memory
+  int* end = nullptr;  // ends kHang; in mapped host memory
   std::atomic<bool> reached{false};
 };
 Plant plant;

@@ -12,6 +12,8 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,20 @@ _FORMATS = ("nvfp4", "bf16", "int8_block", "fp8")
 _OPTIONS: dict[str, Any] = dict(num_experts=8, top_k=2, hidden_size=64, intermediate_size=32)
 
 
+@contextmanager
+def _every_run_checked() -> Iterator[None]:
+    """Layers that are opened inside compare each run with the reference."""
+    before = os.environ.get("NVFP4_MOE_CHECK")
+    os.environ["NVFP4_MOE_CHECK"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["NVFP4_MOE_CHECK"]
+        else:
+            os.environ["NVFP4_MOE_CHECK"] = before
+
+
 def _self_test() -> tuple[int, list[str]]:
     """Runs a tiny layer in every format on every backend that takes it on the host. The library compares each run with
     the reference. Returns the number of layers, and one sentence for each that differs."""
@@ -29,18 +45,18 @@ def _self_test() -> tuple[int, list[str]]:
     gate, up, down = (random.standard_normal((8, *size), "f4") for size in ((32, 64), (32, 64), (64, 32)))
     hidden, ids = random.standard_normal((5, 64), "f4"), random.permuted(np.tile(np.arange(8), (5, 1)), axis=1)[:, :2]
     tested, failed = 0, []
-    os.environ["NVFP4_MOE_CHECK"] = "1"  # read when a layer is opened; this process ends with the report
-    for activations in _FORMATS:
-        config = MoeConfig(**_OPTIONS, activation_format=activations)
-        for row in explain({**_OPTIONS, "activation_format": activations}):
-            if not row["supported"] or row["backend"] == "reference":
-                continue
-            tested += 1
-            layer = MoeLayer.from_bf16(config, gate=gate, up=up, down=down, backend=row["backend"], max_tokens=8)
-            try:
-                layer.run(hidden, np.ascontiguousarray(ids), np.full((5, 2), 0.5, "f4"))
-            except CheckFailed as error:
-                failed.append(f"{activations} on {row['backend']}: {error}")
+    with _every_run_checked():
+        for activations in _FORMATS:
+            config = MoeConfig(**_OPTIONS, activation_format=activations)
+            for row in explain({**_OPTIONS, "activation_format": activations}):
+                if not row["supported"] or row["backend"] == "reference":
+                    continue
+                tested += 1
+                layer = MoeLayer.from_bf16(config, gate=gate, up=up, down=down, backend=row["backend"], max_tokens=8)
+                try:
+                    layer.run(hidden, np.ascontiguousarray(ids), np.full((5, 2), 0.5, "f4"))
+                except CheckFailed as error:
+                    failed.append(f"{activations} on {row['backend']}: {error}")
     return tested, failed
 
 

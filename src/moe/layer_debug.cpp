@@ -36,7 +36,8 @@ std::string next_dump(const std::string& directory) {
 }
 
 Status check_against(const MoeLayer& reference, const Batch& batch, const char* backend) {
-  NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(reference.workspace_bytes()));
+  NVFP4_MOE_ASSIGN(const Buffer workspace,
+                   allocate_pages(reference.workspace_bytes(), "reference for NVFP4_MOE_CHECK"));
   const int64_t values = batch.tokens * reference.config()->hidden_size;
   std::vector<std::byte> expected(static_cast<size_t>(values) *
                                   static_cast<size_t>(bits(batch.out_dtype) / 8));

@@ -103,8 +103,9 @@ def test_a_layer_that_differs_from_the_reference_fails_the_report(monkeypatch, c
             raise nv.CheckFailed("check failed: token 3")
 
     monkeypatch.setattr(nv.MoeLayer, "run", run)
-    monkeypatch.setenv("NVFP4_MOE_CHECK", "0")
+    before = dict(os.environ)
     assert first_use.main([]) == 1
+    assert dict(os.environ) == before
     out = capsys.readouterr().out
     assert "FAILED    bf16 on cpu: check failed: token 3: do not trust results of this build on this machine" in out
     tested, agree = (int(re.search(rf"test      {part} tiny", out)[1]) for part in (r"\d+ of (\d+)", r"(\d+) of \d+"))

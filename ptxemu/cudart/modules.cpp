@@ -16,11 +16,11 @@
 #include <optional>
 #include <regex>
 #include <sstream>
-#include <thread>
 
 #include "cudart/device.h"
 #include "cudart/limits.h"
 #include "cudart/targets.h"
+#include "cudart/translator.h"
 #include "order/hooks.h"
 #include "runtime/memory_map.h"
 
@@ -82,12 +82,6 @@ std::string contents(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// The emulator's source folder: PTXEMU_SOURCE, or the folder that this library was compiled from.
-std::filesystem::path source_folder() {
-  const char* asked = std::getenv("PTXEMU_SOURCE");
-  return asked ? asked : PTXEMU_SOURCE_DIR;
-}
-
 // The hash of the translator's and the headers' text: each version of the emulator has its own
 // cache.
 const std::string& version_hash() {
@@ -107,11 +101,6 @@ const std::string& version_hash() {
     return all.hex();
   }();
   return hash;
-}
-
-std::filesystem::path cache_folder() {
-  const char* asked = std::getenv("PTXEMU_CACHE");
-  return asked ? asked : PTXEMU_CACHE_DIR;
 }
 
 // The newest PTX that the device can run: PTX for one architecture (a) or family (f) runs nowhere
@@ -179,31 +168,6 @@ void write_once(const std::filesystem::path& path, const std::string& text) {
   const std::filesystem::path draft = path.string() + "." + std::to_string(getpid());
   std::ofstream(draft, std::ios::binary) << text;
   std::filesystem::rename(draft, path);
-}
-
-// The command of the Python interpreter, in the translator's folder. The translator needs only the
-// standard library, so site packages are not searched. Its bytecode is cached regardless of the
-// environment, because without it Python takes as long as g++ for most kernels.
-std::string python() {
-  const char* asked = std::getenv("PTXEMU_PYTHON");
-  std::ostringstream command;
-  command << "cd '" << source_folder().string() << "' && LD_PRELOAD= '"
-          << (asked ? asked : "python3") << "' -S -E -X pycache_prefix='"
-          << (cache_folder() / "bytecode").string() << "'";
-  return command.str();
-}
-
-// Runs the translator, which also compiles. Its own messages reach stderr.
-bool translate(const std::filesystem::path& ptx, const std::string& kernel,
-               const std::filesystem::path& library, bool checked) {
-  std::ostringstream command;
-  command << python() << " -m translator '" << ptx.string() << "' --kernel '" << kernel
-          << "' --output '" << library.string() << "'" << (checked ? " --check" : "");
-#ifdef PTXEMU_PLANT
-  command << " --plant";
-#endif
-  const int status = std::system(command.str().c_str());
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 // A kernel's text as it was, or as the command PTXEMU_EDIT left it: COMMAND KERNEL FILE may edit

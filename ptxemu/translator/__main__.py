@@ -1,10 +1,12 @@
 """python3 -m translator FILE.ptx --kernel NAME --output LIB.so: translates one kernel to a library for the run time.
 
 Without --kernel: translates every kernel, compiles none, and prints their number (exit code 1 if one fails).
+--serve: reads the arguments of such calls from stdin, a line each, separated by tabs, and answers each.
 """
 
 import argparse
 import hashlib
+import io
 import os
 import pathlib
 import sys
@@ -70,14 +72,30 @@ def compile_kernel(text, output, planted, checked):
     draft.rename(output)
 
 
-def main():
+def serve():
+    """Answers end with a zero byte: the exit code and the messages. The compiler's own output goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        sys.stderr = io.StringIO()
+        try:
+            code = main(line.rstrip("\n").split("\t"))
+        except SystemExit as ended:
+            print(ended, file=sys.stderr)
+            code = 1
+        print(code, sys.stderr.getvalue(), sep="", end="\0", file=answers, flush=True)
+        sys.stderr = sys.__stderr__
+    return 0
+
+
+def main(arguments):
     parser = argparse.ArgumentParser(prog="translator", description=__doc__.splitlines()[0])
     parser.add_argument("ptx", type=pathlib.Path)
     parser.add_argument("--kernel")
     parser.add_argument("--output", type=pathlib.Path)
     parser.add_argument("--plant", action="store_true", help="with the faults of runtime/planted.def")
     parser.add_argument("--check", action="store_true", help="with the hooks of runtime/order.h")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         module = Module(options.ptx.read_text())
         if options.kernel:
@@ -101,4 +119,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve() if sys.argv[1:] == ["--serve"] else main(sys.argv[1:]))

@@ -12,40 +12,40 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-enum class SharedRule : uint8_t { kNone, kCount, kOwnSize, kOneAlike };
+enum class GgufSharedRule : uint8_t { kNone, kCount, kOwnSize, kOneAlike };
 // Which blocks are MoE layers. kEvery: all after the dense ones, at a fixed interval. kListed:
 // those with a width of their own in a list.
-enum class LayerRule : uint8_t { kEvery, kListed };
+enum class GgufLayerRule : uint8_t { kEvery, kListed };
 
 struct Row {
   std::string_view architecture;
   std::string_view family;
-  SharedRule shared;
+  GgufSharedRule shared;
   RouterWeight router_weight = RouterWeight::kAfterDown;
   Activation activation = Activation::kSwiglu;
   bool biases = false;  // experts have biases
-  LayerRule layers = LayerRule::kEvery;
+  GgufLayerRule layers = GgufLayerRule::kEvery;
 };
 constexpr Row kRows[] = {
-    {"llama", "mixtral", SharedRule::kNone},
-    {"qwen2moe", "qwen", SharedRule::kOwnSize},
-    {"qwen3moe", "qwen", SharedRule::kNone},
-    {"qwen3next", "qwen", SharedRule::kOwnSize},
-    {"qwen35moe", "qwen", SharedRule::kOwnSize},
-    {"qwen3vlmoe", "qwen_vl", SharedRule::kNone},
-    {"deepseek2", "deepseek_v3", SharedRule::kCount},
-    {"deepseek32", "deepseek_v3", SharedRule::kCount},
-    {"deepseek4", "deepseek_v4", SharedRule::kCount, RouterWeight::kBeforeDown,
+    {"llama", "mixtral", GgufSharedRule::kNone},
+    {"qwen2moe", "qwen", GgufSharedRule::kOwnSize},
+    {"qwen3moe", "qwen", GgufSharedRule::kNone},
+    {"qwen3next", "qwen", GgufSharedRule::kOwnSize},
+    {"qwen35moe", "qwen", GgufSharedRule::kOwnSize},
+    {"qwen3vlmoe", "qwen_vl", GgufSharedRule::kNone},
+    {"deepseek2", "deepseek_v3", GgufSharedRule::kCount},
+    {"deepseek32", "deepseek_v3", GgufSharedRule::kCount},
+    {"deepseek4", "deepseek_v4", GgufSharedRule::kCount, RouterWeight::kBeforeDown,
      Activation::kSwigluClamped},
-    {"glm4moe", "glm", SharedRule::kCount},
-    {"glm-dsa", "glm", SharedRule::kCount},
-    {"kimi-linear", "kimi", SharedRule::kCount},
-    {"minimax-m2", "minimax", SharedRule::kNone},
-    {"llama4", "llama4", SharedRule::kOneAlike, RouterWeight::kOnInput},
-    {"gpt-oss", "gpt_oss", SharedRule::kNone, RouterWeight::kAfterDown, Activation::kSwigluOai,
+    {"glm4moe", "glm", GgufSharedRule::kCount},
+    {"glm-dsa", "glm", GgufSharedRule::kCount},
+    {"kimi-linear", "kimi", GgufSharedRule::kCount},
+    {"minimax-m2", "minimax", GgufSharedRule::kNone},
+    {"llama4", "llama4", GgufSharedRule::kOneAlike, RouterWeight::kOnInput},
+    {"gpt-oss", "gpt_oss", GgufSharedRule::kNone, RouterWeight::kAfterDown, Activation::kSwigluOai,
      true},
-    {"nemotron_h_moe", "nemotron_h", SharedRule::kOwnSize, RouterWeight::kAfterDown,
-     Activation::kRelu2, false, LayerRule::kListed},
+    {"nemotron_h_moe", "nemotron_h", GgufSharedRule::kOwnSize, RouterWeight::kAfterDown,
+     Activation::kRelu2, false, GgufLayerRule::kListed},
 };
 
 // The fields of one architecture.
@@ -153,18 +153,18 @@ Status read_activation(const Fields& fields, const Row& row, int64_t layers, Moe
 Status read_shared(const Fields& fields, const Row& row, ModelInfo& out) {
   int64_t& size = out.options.shared_intermediate_size;
   switch (row.shared) {
-    case SharedRule::kNone: return {};
-    case SharedRule::kCount: {
+    case GgufSharedRule::kNone: return {};
+    case GgufSharedRule::kCount: {
       NVFP4_MOE_ASSIGN(out.shared_experts, fields.required("expert_shared_count", 0, 1024));
       size = out.shared_experts * out.options.intermediate_size;
       return {};
     }
-    case SharedRule::kOwnSize: {
+    case GgufSharedRule::kOwnSize: {
       NVFP4_MOE_ASSIGN(size,
                        fields.required("expert_shared_feed_forward_length", 0, kMaxModelSize));
       break;
     }
-    case SharedRule::kOneAlike: size = out.options.intermediate_size; break;
+    case GgufSharedRule::kOneAlike: size = out.options.intermediate_size; break;
   }
   out.shared_experts = size > 0 ? 1 : 0;
   return {};
@@ -199,7 +199,7 @@ Status read_layers(const Fields& fields, const TensorIndex& index, const Row& ro
                    fields.integer("nextn_predict_layers", 0, blocks - 1));
   const int64_t main = blocks - ahead.value_or(0);
   out.num_hidden_layers = has_prediction_block(index, main) ? main : blocks;
-  if (row.layers == LayerRule::kListed) {
+  if (row.layers == GgufLayerRule::kListed) {
     NVFP4_MOE_TRY(read_listed_layers(fields, out));
   } else {
     NVFP4_MOE_ASSIGN(const std::optional<int64_t> dense,

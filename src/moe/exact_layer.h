@@ -9,8 +9,8 @@
 // them up to an intermediate size of 1936; under situ a row of down has at most 1,024 weights other
 // than 0. Router weights are powers of two. A row is rounded to bf16 after its exact sum.
 //
-// Biases of gate and up are whole multiples of a step of their sums, and leave gate at 36 or more. The
-// intermediate then has more bits, so there are fewer products in gemm2.
+// Biases of gate and up are whole multiples of a step of their sums, and leave gate at 36 or more.
+// The intermediate then has more bits, so there are fewer products in gemm2.
 //
 // Under fp8 all sums are below 2^13 steps too, since Hopper's FP8 tensor cores add with 13 bits:
 // values of hidden are 2 to 6, and weights are 0, 1/2 or 1 but for one pair of each row.
@@ -32,8 +32,8 @@ struct ExactSizes {
 // The options of such a layer, whose rows are fp32. Clamped functions and situ get limits that some
 // values reach. batch_invariant: no tile is split along K.
 //
-// The caller may also set row_format, shared_intermediate_size, and either router_weight before_down
-// or expert_biases, the latter with an intermediate size up to 144.
+// The caller may also set row_format, shared_intermediate_size, and either router_weight
+// before_down or expert_biases, the latter with an intermediate size up to 144.
 MoeOptions exact_options(const ExactSizes& sizes, ActivationFormat format,
                          Activation activation = Activation::kSwiglu, bool batch_invariant = false);
 

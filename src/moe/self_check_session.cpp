@@ -263,8 +263,8 @@ Status CheckSession::compare(const Batch& batch, int64_t rows, const CheckRun& p
   const auto compare_products = [&](const char* suffix, const PartBuffers& a, const PartBuffers& b,
                                     int64_t part_rows) {
     const auto compare_as = [&](const char* step, const auto* x, const void* y, int64_t cols) {
-      found.compare(std::string(step) + suffix, "row", "channel", x,
-                    static_cast<decltype(x)>(y), part_rows, cols);
+      found.compare(std::string(step) + suffix, "row", "channel", x, static_cast<decltype(x)>(y),
+                    part_rows, cols);
     };
     compare_as("gemm1_swiglu", a.intermediate.bf16, b.intermediate.bf16, a.intermediate_size);
     if (config()->row_format == RowFormat::kBf16)
@@ -285,8 +285,7 @@ Status CheckSession::compare(const Batch& batch, int64_t rows, const CheckRun& p
                     batch.tokens);
     compare_products("", a, b, rows);
     if (config()->shared_intermediate_size > 0)
-      compare_products("_shared", plain_arrays.layer.shared, own_arrays.layer.shared,
-                       batch.tokens);
+      compare_products("_shared", plain_arrays.layer.shared, own_arrays.layer.shared, batch.tokens);
   }
   found.compare(own.steps.back().step, "token", "channel", plain.out.data(), own.out.data(),
                 batch.tokens, hidden);

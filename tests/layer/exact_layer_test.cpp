@@ -108,8 +108,7 @@ class PartSums {
       const double weight = options_.router_weight == RouterWeight::kBeforeDown && !shared_
                                 ? double{data_.topk_weights[static_cast<size_t>(assignment)]}
                                 : 1;
-      const std::vector<double> x =
-                                    values_of(part_.hidden, format(), assignment / 2, hidden),
+      const std::vector<double> x = values_of(part_.hidden, format(), assignment / 2, hidden),
                                 h = values_of(part_.intermediate, format(), row, inner);
       const double x_scale = scale_of(part_.hidden, assignment / 2),
                    h_scale = scale_of(part_.intermediate, row);

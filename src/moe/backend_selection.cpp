@@ -164,12 +164,16 @@ Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts
   return selected.backend;
 }
 
+BackendSelector selector_to_open(const Env& env) {
+  set_log_level(env.log_level);
+  return {backends(), KeptChecks::of_process, env.self_check};
+}
+
 Result<BackendSelection> choose_backend_to_open(const MoeConfig& config, const DeviceFacts& device,
                                                 const std::string& forced, const Env& env) {
-  set_log_level(env.log_level);
+  const BackendSelector selector = selector_to_open(env);
   NVFP4_MOE_TRY(check_name(forced));
-  return BackendSelector(backends(), KeptChecks::of_process, env.self_check)
-      .choose_checked(config, device, forced);
+  return selector.choose_checked(config, device, forced);
 }
 
 }  // namespace nvfp4_moe::internal

@@ -87,6 +87,8 @@ std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& d
 // declines the layer, kUnsupported with its reason: there is no fallback. Runs no check.
 Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device,
                                       const std::string& forced);
+// The selector for layers and linears that open. Sets the log level of `env`.
+BackendSelector selector_to_open(const Env& env);
 // The same for a layer that opens, as BackendSelector::choose_checked. Sets the log level of `env`.
 Result<BackendSelection> choose_backend_to_open(const MoeConfig& config, const DeviceFacts& device,
                                                 const std::string& forced, const Env& env);

@@ -102,6 +102,15 @@ void fill_with_pairs(Nvfp4Buffers& buffers, int64_t rows, int64_t cols, const We
   }
 }
 
+// Multiples of `step`: 1 to `most`, of either sign.
+void fill_biases(std::vector<float>& biases, int64_t size, int64_t most, float step,
+                 Random& random) {
+  for (int64_t i = 0; i < size; ++i) {
+    const float value = step * static_cast<float>(1 + random.below(most));
+    biases.push_back(random.below(2) == 0 ? value : -value);
+  }
+}
+
 }  // namespace
 
 MoeOptions exact_options(const ExactSizes& sizes, ActivationFormat format, Activation activation,
@@ -123,15 +132,17 @@ MoeOptions exact_options(const ExactSizes& sizes, ActivationFormat format, Activ
 
 std::vector<ExpertBuffers> exact_experts(const MoeConfig& config, uint64_t seed) {
   const Weights weights = weights_of(config);
-  const int64_t hidden = config->hidden_size, inner = config->intermediate_size;
+  const int64_t hidden = config->hidden_size;
   // Clamped functions have up values of 4 to 96, beyond their limit. Otherwise up's scale is so far
   // below gate's that a gate under up's scale is no longer equal to its SiLU: g u alone would not
   // show scales that are exchanged.
   const float up_scale = has_swiglu_limit(config->activation) ? 4.0f : 0x1p-5f;
-  std::vector<ExpertBuffers> experts(static_cast<size_t>(config->num_experts));
+  const auto routed = static_cast<size_t>(config->num_experts);
+  std::vector<ExpertBuffers> experts(routed + (config->shared_intermediate_size > 0 ? 1 : 0));
   Random random(seed);
   for (size_t e = 0; e < experts.size(); ++e) {
     ExpertBuffers& expert = experts[e];
+    const int64_t inner = e < routed ? config->intermediate_size : config->shared_intermediate_size;
     const float power = static_cast<float>(1 + e % 2);
     expert.scales = {1.0f, up_scale, 0.25f * power};
     if (has_gate(config->activation)) {
@@ -149,18 +160,32 @@ std::vector<ExpertBuffers> exact_experts(const MoeConfig& config, uint64_t seed)
         const auto any = static_cast<uint8_t>(1 + random.below(7));
         down.set(row, col, signed_code(weights.small ? kCodeOf1 : any, random));
       });
+    if (config->expert_biases && e < routed) {
+      if (has_gate(config->activation))
+        for (int64_t i = 0; i < inner; ++i)
+          expert.gate_bias.push_back(random.below(2) == 0 ? 4.0f : 12.0f);
+      fill_biases(expert.up_bias, inner, 2, up_scale, random);
+      fill_biases(expert.down_bias, hidden, 7, 64 * up_scale, random);
+    }
   }
   return experts;
 }
 
 ExpertSource source_of(const MoeConfig& config, const ExpertBuffers& of) {
-  const int64_t hidden = config->hidden_size, inner = config->intermediate_size;
+  const int64_t hidden = config->hidden_size,
+                inner = static_cast<int64_t>(of.down.codes.size()) * 2 / hidden;
   const auto view = [](const Nvfp4Buffers& matrix, float scale, int64_t rows, int64_t cols) {
     return Nvfp4View::contiguous(matrix.codes.data(), matrix.block_scales.data(), scale, rows,
                                  cols);
   };
-  return {view(of.gate, of.scales.gate, gate_rows(config->activation, inner), hidden),
-          view(of.up, of.scales.up, inner, hidden), view(of.down, of.scales.down, hidden, inner)};
+  const auto biases = [](const std::vector<float>& values) {
+    return values.empty() ? nullptr : values.data();
+  };
+  ExpertSource source{view(of.gate, of.scales.gate, gate_rows(config->activation, inner), hidden),
+                      view(of.up, of.scales.up, inner, hidden),
+                      view(of.down, of.scales.down, hidden, inner)};
+  source.biases = {biases(of.gate_bias), biases(of.up_bias), biases(of.down_bias)};
+  return source;
 }
 
 ExactBatch exact_batch(const MoeConfig& config, std::vector<int32_t> topk_ids, uint64_t seed) {

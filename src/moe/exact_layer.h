@@ -7,7 +7,10 @@
 // rest of up is a value of hidden times a power of two. So the intermediate is the same for all
 // kernels. The products of gemm2 are whole multiples of one step, and their sums are below 2^24 of
 // them up to an intermediate size of 1936; under situ a row of down has at most 1,024 weights other
-// than 0.
+// than 0. Router weights are powers of two. A row is rounded to bf16 after its exact sum.
+//
+// Biases of gate and up are whole multiples of a step of their sums, and leave gate at 36 or more.
+// The intermediate then has more bits, so there are fewer products in gemm2.
 //
 // Under fp8 all sums are below 2^13 steps too, since Hopper's FP8 tensor cores add with 13 bits:
 // values of hidden are 2 to 6, and weights are 0, 1/2 or 1 but for one pair of each row.
@@ -28,10 +31,13 @@ struct ExactSizes {
 
 // The options of such a layer, whose rows are fp32. Clamped functions and situ get limits that some
 // values reach. batch_invariant: no tile is split along K.
+//
+// The caller may also set row_format, shared_intermediate_size, and either router_weight
+// before_down or expert_biases, the latter with an intermediate size up to 144.
 MoeOptions exact_options(const ExactSizes& sizes, ActivationFormat format,
                          Activation activation = Activation::kSwiglu, bool batch_invariant = false);
 
-// The weights of its experts, (num_experts).
+// The weights of its experts, (num_experts), and of the shared one at the end if there is one.
 std::vector<ExpertBuffers> exact_experts(const MoeConfig& config, uint64_t seed);
 // Views of an expert; `of` must outlive them.
 ExpertSource source_of(const MoeConfig& config, const ExpertBuffers& of);

@@ -35,22 +35,22 @@ Result<float> resolve_input_scale(const LinearOptions& options) {
                           options.input_scale, options.static_headroom);
 }
 
-// Whether the backend runs on the device, checked with a minimal layer of the same activations.
-Status supports(const Backend& backend, const LinearOptions& options, const DeviceFacts& device) {
-  if (backend.linear_pack == nullptr)
-    return unsupported("expected a backend with a dense linear, it has none");
+// The layer that the backend is chosen for. A linear is a product like those of its gemm2, so the
+// layer's self-check covers the linear too.
+Result<MoeConfig> minimal_layer(const LinearOptions& options) {
   MoeOptions layer;
   layer.num_experts = layer.top_k = 1;
   layer.hidden_size = layer.intermediate_size = 16;
   layer.activation_format = options.activation_format;
-  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(layer));
-  return backend.supports(config, device);
+  return MoeConfig::make(layer);
 }
 
 Result<LinearWeights> pack(const Backend& backend, const Nvfp4View& view,
                            const LinearOptions& options, const DeviceFacts& device,
                            float input_scale) {
-  NVFP4_MOE_TRY(supports(backend, options, device));
+  if (backend.linear_pack == nullptr)
+    return unsupported(std::string("backend: expected one with a dense linear, ") + backend.name +
+                       " has none");
   LinearWeights weights;
   weights.rows = view.rows;
   weights.cols = view.cols;
@@ -71,7 +71,12 @@ Result<LinearWeights> pack(const Backend& backend, const Nvfp4View& view,
 Result<std::unique_ptr<NvfpLinear>> NvfpLinear::open(const Nvfp4View& view,
                                                      const LinearOptions& options) {
   NVFP4_MOE_ASSIGN(const Env env, read_env());
-  set_log_level(env.log_level);
+  return open(view, options, env, selector_to_open(env));
+}
+
+Result<std::unique_ptr<NvfpLinear>> NvfpLinear::open(const Nvfp4View& view,
+                                                     const LinearOptions& options, const Env& env,
+                                                     const BackendSelector& selector) {
   constexpr int64_t kMaxSide = int64_t{1}
                                << 28;  // keeps every size product of a backend below 2^60
   if (view.rows < 1 || view.rows > kMaxSide || view.cols < 16 || view.cols > kMaxSide ||
@@ -88,22 +93,13 @@ Result<std::unique_ptr<NvfpLinear>> NvfpLinear::open(const Nvfp4View& view,
 
   NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(options.backend, env));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
+  NVFP4_MOE_ASSIGN(const MoeConfig layer, minimal_layer(options));
+  Result<BackendSelection> selected = selector.choose_checked(layer, device, forced);
+  NVFP4_MOE_TRY(selected.status().in("linear"));
   std::unique_ptr<NvfpLinear> linear(new NvfpLinear);
-  std::string reasons;
-  for (const Backend* backend : backends()) {
-    if (forced != "auto" && forced != backend->name) continue;
-    auto weights = pack(*backend, view, options, device, input_scale);
-    if (weights.ok()) {
-      linear->backend_ = backend;
-      linear->weights_ = std::move(*weights);
-      break;
-    }
-    if (weights.status().code() != Code::kUnsupported) return weights.status();
-    reasons += std::string(reasons.empty() ? "" : "; ") + backend->name + ": " +
-               weights.status().message();
-  }
-  if (linear->backend_ == nullptr)
-    return unsupported("backend: none takes this linear: " + reasons);
+  linear->backend_ = selected->backend;
+  linear->self_check_ = std::move(selected->check);
+  NVFP4_MOE_ASSIGN(linear->weights_, pack(*linear->backend_, view, options, device, input_scale));
 
   linear->max_tokens_ = options.max_tokens;
   linear->executor_ = options.executor;
@@ -158,7 +154,10 @@ std::string NvfpLinear::describe_json() const {
   json["max_tokens"] = max_tokens_;
   json["packed_bytes"] = weights_.bytes.size_bytes();
   json["workspace_bytes"] = workspace_bytes();
-  json["notes"] = backend_notes(*backend_, weights_.activation_format);
+  Json notes = backend_notes(*backend_, weights_.activation_format);
+  if (self_check_ && self_check_->failed())
+    notes.push_back(check_warning(*self_check_, *backend_, weights_.facts));
+  json["notes"] = notes;
   return json.dump();
 }
 

@@ -12,6 +12,7 @@
 #include "backend/backend.h"
 #include "core/executor.h"
 #include "core/fork.h"
+#include "moe/backend_selection.h"
 #include "moe/env.h"
 #include "moe/workspaces.h"
 
@@ -35,6 +36,10 @@ class NvfpLinear {
   // Packs a copy of the weights; the view is not kept.
   static Result<std::unique_ptr<NvfpLinear>> open(const Nvfp4View& weights,
                                                   const LinearOptions& options);
+  // The same with the settings and the selection of a caller.
+  static Result<std::unique_ptr<NvfpLinear>> open(const Nvfp4View& weights,
+                                                  const LinearOptions& options, const Env& env,
+                                                  const BackendSelector& selector);
 
   const Backend& backend() const { return *backend_; }
   const LinearWeights& weights() const { return weights_; }
@@ -58,6 +63,7 @@ class NvfpLinear {
  private:
   NvfpLinear() = default;
   const Backend* backend_ = nullptr;
+  std::optional<CheckReport> self_check_;  // BackendSelection::check
   LinearWeights weights_;
   WorkspaceSizeCache workspace_size_;
   int64_t max_tokens_ = 0;

@@ -5,12 +5,17 @@
 // Three layers run. Two have long sums, one in gemm1 and one in gemm2. They run in each
 // configuration with two tokens on all multiprocessors, and with rows that fill its tiles on fewer,
 // so that each CTA has whole tiles and a part of one that is split along K. A third, tiny one has
-// more tokens than one CTA routes. They include the runs that are one launch.
+// more tokens than one CTA routes. They include the runs that are one launch. Together the layers
+// have rows in bf16 and in fp32, biases, router weights after and before down, and a shared expert,
+// whose rows are read like those of a linear.
 //
-// Not covered: kernels that the check shares with `cuda` (route, combine, biases, router weights on
-// input, vllm_order and static scales), more than 65,536 assignments, sums of values that are not
-// exact, and races that the check happens to win. On Hopper also tiles of 64 and more rows that are
-// split along K.
+// Not covered:
+// - kernels that the check shares with `cuda`: route, combine, router weights on input, vllm_order
+//   and static scales
+// - more than 65,536 assignments
+// - sums of values that are not exact, and races that the check happens to win
+// - rows of a shared expert or a linear in tiles that are split along K, or of a middle size
+// - on Hopper, tiles of 64 and more rows that are split along K
 #pragma once
 
 #include <chrono>

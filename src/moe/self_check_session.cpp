@@ -19,10 +19,6 @@ constexpr int64_t kCheckExperts = 4, kCheckTopK = 2;
 constexpr int64_t kLongK = 1936;
 // The GEMM with the long sums has two tiles of weight rows.
 constexpr int64_t kWeightTiles = 2;
-CheckShape long_gemm1(Activation activation) { return {kLongK, has_gate(activation) ? 80 : 144}; }
-constexpr CheckShape kLongGemm2 = {144, kLongK};
-// So many tokens that rows are quantized by warps, and assignments routed by several CTAs.
-constexpr CheckShape kTiny = {80, 48};
 constexpr int64_t kManyRowsOfExpert = 1050;
 
 // The kernel that stands for a run.
@@ -69,6 +65,26 @@ class FirstDifference {
 };
 
 }  // namespace
+
+void CheckLayer::set(MoeOptions& options) const {
+  options.shared_intermediate_size = shared_intermediate;
+  options.row_format = row_format;
+  options.router_weight = router_weight;
+  options.expert_biases = biases;
+}
+
+std::array<CheckLayer, 3> check_layers(Activation activation) {
+  return {{{.hidden = kLongK, .intermediate = has_gate(activation) ? 80 : 144, .biases = true},
+           // Rows in fp32 show every bit of the sums. The shared expert's GEMMs read rows that no
+           // route has sorted, as a dense linear does.
+           {.hidden = 144,
+            .intermediate = kLongK,
+            .shared_intermediate = 16,
+            .row_format = RowFormat::kFp32,
+            .router_weight = RouterWeight::kBeforeDown},
+           // With many tokens: rows are quantized by warps, and assignments routed by several CTAs.
+           {.hidden = 80, .intermediate = 48}}};
+}
 
 int ctas_that_split(int64_t tiles, int most) {
   int64_t best = 1, best_rest = 1;
@@ -132,20 +148,23 @@ Status CheckSession::run_layers() {
   }
   few.push_back({-1, device_.compute_units});
   if (full.empty()) full = few;
-  for (const CheckShape& shape : {long_gemm1(scope_.activation), kLongGemm2}) {
-    NVFP4_MOE_TRY(open(shape));
+  const auto [long_gemm1, long_gemm2, tiny] = check_layers(scope_.activation);
+  for (const CheckLayer& layer : {long_gemm1, long_gemm2}) {
+    NVFP4_MOE_TRY(open(layer));
     NVFP4_MOE_TRY(compare_runs({2, 0, 1, 0}, few));
     NVFP4_MOE_TRY(compare_runs(full_rows, full));
   }
-  NVFP4_MOE_TRY(open(kTiny));
+  NVFP4_MOE_TRY(open(tiny));
   const std::vector<int64_t> many(kCheckExperts, kManyRowsOfExpert);
   return compare_runs(many, {{-1, device_.compute_units}});
 }
 
-Status CheckSession::open(const CheckShape& shape) {
-  const ExactSizes sizes{kCheckExperts, kCheckTopK, shape.hidden, shape.intermediate};
-  NVFP4_MOE_ASSIGN(config_, MoeConfig::make(exact_options(sizes, scope_.format, scope_.activation,
-                                                          scope_.batch_invariant)));
+Status CheckSession::open(const CheckLayer& layer) {
+  const ExactSizes sizes{kCheckExperts, kCheckTopK, layer.hidden, layer.intermediate};
+  MoeOptions options =
+      exact_options(sizes, scope_.format, scope_.activation, scope_.batch_invariant);
+  layer.set(options);
+  NVFP4_MOE_ASSIGN(config_, MoeConfig::make(options));
   const std::vector<ExpertBuffers> experts = exact_experts(config(), 1);
   NVFP4_MOE_ASSIGN(const std::vector<ExpertSource> sources, place(experts));
   for (const Backend* backend : {plain_, &own_}) {
@@ -159,7 +178,8 @@ Status CheckSession::open(const CheckShape& shape) {
                      backend->allocate(backend->packed_bytes(config(), weights.range),
                                        weights.device, "packed weights of the self-check"));
     for (size_t e = 0; e < sources.size(); ++e)
-      NVFP4_MOE_TRY(backend->pack_expert(weights, static_cast<int64_t>(e), sources[e]));
+      NVFP4_MOE_TRY(backend->pack_expert(
+          weights, e < kCheckExperts ? static_cast<int64_t>(e) : kSharedExpert, sources[e]));
     buffers_.push_back(std::move(weights.staging));
   }
   return {};
@@ -239,6 +259,19 @@ Status CheckSession::compare(const Batch& batch, int64_t rows, const CheckRun& p
   const int64_t hidden = config()->hidden_size, inner = config()->intermediate_size;
   if (std::memcmp(plain.out.data(), own.out.data(), own.out.size() * sizeof(float)) == 0) return {};
   FirstDifference found(plain_->name, own_.name);
+  // The GEMMs of the routed experts, or of the shared one.
+  const auto compare_products = [&](const char* suffix, const PartBuffers& a, const PartBuffers& b,
+                                    int64_t part_rows) {
+    const auto compare_as = [&](const char* step, const auto* x, const void* y, int64_t cols) {
+      found.compare(std::string(step) + suffix, "row", "channel", x, static_cast<decltype(x)>(y),
+                    part_rows, cols);
+    };
+    compare_as("gemm1_swiglu", a.intermediate.bf16, b.intermediate.bf16, a.intermediate_size);
+    if (config()->row_format == RowFormat::kBf16)
+      compare_as("gemm2", static_cast<const uint16_t*>(a.rows_out), b.rows_out, hidden);
+    else
+      compare_as("gemm2", static_cast<const float*>(a.rows_out), b.rows_out, hidden);
+  };
   if (own.steps.size() > 1) {  // one launch keeps no arrays of its steps
     NVFP4_MOE_ASSIGN(const Arrays plain_arrays, arrays_of(plain, batch.tokens));
     NVFP4_MOE_ASSIGN(const Arrays own_arrays, arrays_of(own, batch.tokens));
@@ -250,10 +283,9 @@ Status CheckSession::compare(const Batch& batch, int64_t rows, const CheckRun& p
     if (a.hidden.row_scale != nullptr)
       found.compare("quantize", "scale of token", nullptr, a.hidden.row_scale, b.hidden.row_scale,
                     batch.tokens);
-    found.compare("gemm1_swiglu", "row", "channel", a.intermediate.bf16, b.intermediate.bf16, rows,
-                  inner);
-    found.compare("gemm2", "row", "channel", static_cast<const float*>(a.rows_out),
-                  static_cast<const float*>(b.rows_out), rows, hidden);
+    compare_products("", a, b, rows);
+    if (config()->shared_intermediate_size > 0)
+      compare_products("_shared", plain_arrays.layer.shared, own_arrays.layer.shared, batch.tokens);
   }
   found.compare(own.steps.back().step, "token", "channel", plain.out.data(), own.out.data(),
                 batch.tokens, hidden);

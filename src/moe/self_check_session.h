@@ -1,6 +1,7 @@
 // The part of a self-check that calls the device, on a thread of its own.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -20,9 +21,16 @@
 
 namespace nvfp4_moe::internal {
 
-struct CheckShape {
-  int64_t hidden = 0, intermediate = 0;
+// A layer of the check.
+struct CheckLayer {
+  int64_t hidden = 0, intermediate = 0, shared_intermediate = 0;
+  RowFormat row_format = RowFormat::kBf16;
+  RouterWeight router_weight = RouterWeight::kAfterDown;
+  bool biases = false;
+
+  void set(MoeOptions& options) const;  // what exact_options leaves to its caller
 };
+std::array<CheckLayer, 3> check_layers(Activation activation);
 // How a run differs from the plan of its batch.
 struct CheckedPlan {
   int configuration = -1;  // Limits::gemm_config
@@ -60,7 +68,7 @@ class CheckSession {
   const MoeConfig& config() const { return *config_; }
   Status run_layers();
   // Packs the same experts for both backends.
-  Status open(const CheckShape& shape);
+  Status open(const CheckLayer& layer);
   // Runs both backends over a batch in which expert e has rows[e] rows, the checked one by each of
   // the plans.
   Status compare_runs(const std::vector<int64_t>& rows, const std::vector<CheckedPlan>& plans);

@@ -142,35 +142,40 @@ Result<std::unique_ptr<MoeLayer>> open_over_ranks(const MoeConfig& config,
   };
   const Result<BackendSelection> selected = choose();
   NVFP4_MOE_TRY(exchange->agree(selected.status()));
-  NVFP4_MOE_ASSIGN(const Backend* backend,
+  NVFP4_MOE_ASSIGN(const BackendSelection of_all,
                    backend_of_all(*selected, config, device, forced, *exchange));
-  NVFP4_MOE_ASSIGN(auto layer, open_over_ranks_on(*backend, config, source, options, parallel,
-                                                  std::move(exchange), progress));
-  layer->set_self_check(selected->check);
+  NVFP4_MOE_ASSIGN(auto layer, open_over_ranks_on(*of_all.backend, config, source, options,
+                                                  parallel, std::move(exchange), progress));
+  layer->set_self_check(of_all.check);
   return layer;
 }
 
-Result<const Backend*> backend_of_all(const BackendSelection& mine, const MoeConfig& config,
-                                      const DeviceFacts& device, const std::string& forced,
-                                      Exchange& exchange) {
+Result<BackendSelection> backend_of_all(const BackendSelection& mine, const MoeConfig& config,
+                                        const DeviceFacts& device, const std::string& forced,
+                                        Exchange& exchange) {
   using Name = std::array<char, 32>;
   Name name{};  // empty unless this rank fell back
   if (forced == "auto" && mine.check && mine.check->failed())
     std::string_view(mine.backend->name).copy(name.data(), name.size() - 1);
   std::vector<Name> names(static_cast<size_t>(exchange.world()));
   NVFP4_MOE_TRY(exchange.all_gather(name.data(), sizeof(name), names.data()));
-  const Backend* common = mine.backend;
+  BackendSelection common = mine;
   for (size_t rank = 0; rank < names.size() && forced == "auto"; ++rank) {
     const Backend* const theirs = find_backend(names[rank].data());
-    if (theirs == nullptr || theirs->priority >= common->priority ||
+    if (theirs == nullptr || theirs->priority >= common.backend->priority ||
         !theirs->supports(config, device).ok())
       continue;
-    common = theirs;
-    if (mine.check && KeptChecks::of_process().is_first_warning(mine.check->scope, device))
-      log_line(LogLevel::kWarning, "the self-check of " + mine.check->scope.name() +
-                                       " failed on rank " + std::to_string(rank) +
-                                       ": all ranks use " + common->name);
+    common.backend = theirs;
+    if (mine.check && mine.check->failed()) continue;
+    KeptCheck failed;
+    failed.outcome.verdict = CheckOutcome::Verdict::kFailed;
+    failed.outcome.difference =
+        "it failed on rank " + std::to_string(rank) + ", and all ranks use one backend";
+    common.check = CheckReport{CheckScope::of(*mine.backend, config), false, failed};
   }
+  if (common.backend != mine.backend &&
+      KeptChecks::of_process().is_first_warning(common.check->scope, device))
+    log_line(LogLevel::kWarning, check_warning(*common.check, *common.backend, device));
   return common;
 }
 

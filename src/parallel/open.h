@@ -30,11 +30,12 @@ Result<std::unique_ptr<MoeLayer>> open_checkpoint_over_ranks(
     const LayerOptions& options, const ExpertParallelOptions& parallel,
     std::shared_ptr<Exchange> exchange, const ProgressFn& progress = {});
 
-// The backend for all ranks, if the self-check of some of them failed: the one with the lowest
-// priority that a rank fell back to. A rank whose backend is forced by name keeps it. Collective.
-Result<const Backend*> backend_of_all(const BackendSelection& mine, const MoeConfig& config,
-                                      const DeviceFacts& device, const std::string& forced,
-                                      Exchange& exchange);
+// The selection of all ranks, if the self-check of some of them failed: the backend with the lowest
+// priority that a rank fell back to. On the other ranks the check has failed too, naming that rank,
+// so that all describe the same. A rank whose backend is forced by name keeps its own. Collective.
+Result<BackendSelection> backend_of_all(const BackendSelection& mine, const MoeConfig& config,
+                                        const DeviceFacts& device, const std::string& forced,
+                                        Exchange& exchange);
 
 // An exchange and how a layer is divided over it. An empty optional<Parallel> means one rank.
 struct Parallel {

@@ -174,6 +174,28 @@ FAULTS = [
         "check_sees_half_of_scales", "A's scales of the second half are those of the first",
         "sm120_gemm2_kernelILm2E", [Edit(r"\+8256\]", "+8192]")], CHECK120, False,
     ),
+    # ---- choices of a layer that the self-check must see
+    Fault(
+        "check_sees_bf16_rows", "rows are truncated to bf16",
+        "sm100_gemm2_kernelILm2E", [Edit(r"cvt\.rn\.bf16", "cvt.rz.bf16")], CHECK100, False,
+    ),
+    Fault(
+        "check_sees_biases", "up has the bias of the next channel", "sm100_gemm1_kernelILm2E",
+        [Edit(r"(ld\.global\.nc\.f32 %f\d+), \[(%rd\d+)\];", r"\1, [\2+4];", slice(1, None, 2))], CHECK100, False,
+    ),
+    Fault(
+        "check_sees_biases_of_down", "every second channel of down has no bias", "sm100_gemm2_kernelILm2E",
+        [Edit(r"ld\.global\.nc\.f32 (%f\d+), \[%rd\d+\];", r"mov.f32 \1, 0f80000000;", slice(1, None, 2))],
+        CHECK100, False,
+    ),
+    Fault(
+        "check_sees_router_weights", "router weights before down are 1", "sm100_gemm1_kernelILm2E",
+        [Edit(r"ld\.param\.u64 (%rd\d+), \[%rd\d+\+16\];", r"mov.b64 \1, 0;", -1)], CHECK100, False,
+    ),
+    Fault(
+        "check_sees_dense_rows", "the last row of the shared expert is not computed", "sm100_gemm2_kernelILm",
+        [Edit(r"(ld\.global\.cg\.s64 (%rd\d+), \[%rd\d+\];)", r"\1 sub.s64 \2, \2, 1;")], CHECK100, False,
+    ),
 ]  # fmt: skip
 
 

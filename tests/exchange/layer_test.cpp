@@ -242,11 +242,12 @@ TEST(ParallelOpen, AllRanksTakeTheBackendOfARankThatFellBack) {
   ASSERT_GE(hosts.size(), 2u);
   const Backend* const first = hosts.front();
   const Backend* const last = hosts.back();
-  CheckReport failed{CheckScope::of(*first, data->config), false, KeptCheck{}};
+  CheckReport passed{CheckScope::of(*first, data->config), false, KeptCheck{}}, failed = passed;
   failed.kept->outcome.verdict = CheckOutcome::Verdict::kFailed;
-  const BackendSelection choices[] = {{first, {}}, {hosts[1], failed}, {last, failed}};
+  failed.kept->outcome.difference = "here";
   const auto all = [&](bool any_fell_back, const std::string& forced) {
-    std::array<const Backend*, 3> taken{};
+    const BackendSelection choices[] = {{first, passed}, {hosts[1], failed}, {last, failed}};
+    std::array<BackendSelection, 3> taken{};
     on_ranks(Over::kThreads, 3, kLong, [&](Exchange& exchange) {
       const int rank = exchange.rank();
       taken[static_cast<size_t>(rank)] = *must(backend_of_all(
@@ -255,10 +256,26 @@ TEST(ParallelOpen, AllRanksTakeTheBackendOfARankThatFellBack) {
     });
     return taken;
   };
-  EXPECT_THAT(all(true, "auto"), testing::ElementsAre(last, last, last));
-  EXPECT_THAT(all(true, first->name), testing::ElementsAre(first, last, last));
+  const auto takes = [](const Backend* backend) {
+    return testing::Field("backend", &BackendSelection::backend, backend);
+  };
+  const auto fell_back = all(true, "auto");
+  EXPECT_THAT(fell_back, testing::Each(takes(last)));
+  // A rank that passed reports the same as the others, and which rank failed.
+  for (const BackendSelection& selection : fell_back) {
+    ASSERT_TRUE(selection.check);
+    EXPECT_STREQ(selection.check->state(), "failed");
+    EXPECT_EQ(selection.check->scope.backend, first);
+  }
+  EXPECT_EQ(fell_back[0].check->kept->outcome.difference,
+            "it failed on rank " + std::to_string(hosts[1] == last ? 1 : 2) +
+                ", and all ranks use one backend");
+  EXPECT_EQ(fell_back[1].check->kept->outcome.difference, "here");
+  const auto forced = all(true, first->name);
+  EXPECT_THAT(forced, testing::ElementsAre(takes(first), takes(last), takes(last)));
+  EXPECT_STREQ(forced[0].check->state(), "passed");
   // Other differences stay, and are refused when the ranks compare their configs.
-  EXPECT_THAT(all(false, "auto"), testing::ElementsAre(first, hosts[1], last));
+  EXPECT_THAT(all(false, "auto"), testing::ElementsAre(takes(first), takes(hosts[1]), takes(last)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, Parallel, testing::ValuesIn(host_backends()),

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/float_formats.h"
+#include "moe/self_check_session.h"
 #include "support/case_run.h"
 #include "support/exact_case.h"
 #include "support/support.h"
@@ -88,63 +89,105 @@ double activation(const MoeOptions& options, double gate, double up) {
 
 class ExactLayer : public testing::TestWithParam<ActivationFormat> {};
 
+// The value of a GEMM's product for one part of a layer, in double.
+class PartSums {
+ public:
+  // most: set to the most steps of any sum.
+  PartSums(const CaseData& data, const PartBuffers& part, bool shared, double& most)
+      : options_(data.config.options()), data_(data), part_(part), shared_(shared), most_(most) {}
+
+  // Compares each row of an expert.
+  void expect_exact(int64_t expert, std::set<float>& outputs) {
+    const ExpertSource source = data_.expert(shared_ ? kSharedExpert : expert);
+    const std::vector<double> gate = values_of(source.gate), up = values_of(source.up),
+                              down = values_of(source.down);
+    const ExpertBiases& biases = source.biases;
+    const int64_t hidden = options_.hidden_size, inner = part_.intermediate_size;
+    for (int64_t row = part_.row_offsets[expert]; row < part_.row_offsets[expert + 1]; ++row) {
+      const int64_t assignment = shared_ ? row * 2 : part_.assignment_of_row[row];
+      const double weight = options_.router_weight == RouterWeight::kBeforeDown && !shared_
+                                ? double{data_.topk_weights[static_cast<size_t>(assignment)]}
+                                : 1;
+      const std::vector<double> x = values_of(part_.hidden, format(), assignment / 2, hidden),
+                                h = values_of(part_.intermediate, format(), row, inner);
+      const double x_scale = scale_of(part_.hidden, assignment / 2),
+                   h_scale = scale_of(part_.intermediate, row);
+      for (int64_t channel = 0; channel < inner; ++channel) {
+        const double g = sum_of(gate, channel, x) * x_scale * double{source.gate.tensor_scale} +
+                         bias_of(biases.gate, channel),
+                     u = sum_of(up, channel, x) * x_scale * double{source.up.tensor_scale} +
+                         bias_of(biases.up, channel);
+        if (has_gate(options_.activation)) {
+          ASSERT_GE(g, 36);
+        }
+        ASSERT_EQ(part_.intermediate.bf16[row * inner + channel],
+                  bf16_from_double(activation(options_, g, u) * weight))
+            << "row " << row << " channel " << channel << ", gate " << g << ", up " << u;
+      }
+      for (int64_t channel = 0; channel < hidden; ++channel) {
+        const double y = sum_of(down, channel, h) * h_scale * double{source.down.tensor_scale} +
+                         bias_of(biases.down, channel);
+        const int64_t at = row * hidden + channel;
+        const bool fp32 = options_.row_format == RowFormat::kFp32;
+        const float got = fp32 ? static_cast<const float*>(part_.rows_out)[at]
+                               : bf16_to_float(static_cast<const uint16_t*>(part_.rows_out)[at]);
+        ASSERT_EQ(double{got}, fp32 ? y : double{bf16_to_float(bf16_from_double(y))})
+            << "row " << row << " channel " << channel;
+        outputs.insert(got);
+      }
+    }
+  }
+
+ private:
+  ActivationFormat format() const { return options_.activation_format; }
+  static double scale_of(const ActivationBuffers& x, int64_t row) {
+    return x.row_scale == nullptr ? 1 : double{x.row_scale[row]};
+  }
+  static double bias_of(const float* biases, int64_t channel) {
+    return biases == nullptr ? 0 : double{biases[channel]};
+  }
+  double sum_of(const std::vector<double>& weights, int64_t channel,
+                const std::vector<double>& values) {
+    Sum sum;
+    if (!weights.empty())
+      for (size_t k = 0; k < values.size(); ++k)
+        sum.add(weights[static_cast<size_t>(channel) * values.size() + k] * values[k]);
+    most_ = std::max(most_, sum.steps());
+    return sum.total();
+  }
+
+  const MoeOptions& options_;
+  const CaseData& data_;
+  const PartBuffers& part_;
+  const bool shared_;
+  double& most_;
+};
+
 // The layers of the self-check, in every activation.
 TEST_P(ExactLayer, NoSumRounds) {
   const ActivationFormat format = GetParam();
   // FP8 tensor cores of Hopper add with 13 bits
   const double most_steps = format == ActivationFormat::kFp8 ? 0x1p13 : 0x1p24;
-  for (const auto& [hidden, inner] : {std::pair{1936, 80}, std::pair{144, 1936}})
-    for (size_t i = 0; i < EnumNames<Activation>::kAll.size(); ++i) {
-      const auto function = static_cast<Activation>(i);
-      SCOPED_TRACE(testing::Message() << to_string(function) << " " << hidden << " x " << inner);
-      const CaseData data = exact_case({4, 2, hidden, inner}, format, 2, false, function);
+  for (size_t i = 0; i < EnumNames<Activation>::kAll.size(); ++i) {
+    const auto function = static_cast<Activation>(i);
+    for (const CheckLayer& layer : check_layers(function)) {
+      SCOPED_TRACE(testing::Message()
+                   << to_string(function) << " " << layer.hidden << " x " << layer.intermediate);
+      const CaseData data = exact_case({4, 2, layer.hidden, layer.intermediate}, format, 2, false,
+                                       function, [&](MoeOptions& options) { layer.set(options); });
       CaseRun reference(kReferenceBackend, data);
       ASSERT_TRUE(reference.ok());
       reference.run_steps(data);
-      const PartBuffers& part = reference.buffers().routed;
-      const bool scaled = part.hidden.row_scale != nullptr;
       double most = 0;
       std::set<float> outputs;
-      for (int64_t e = 0; e < 4; ++e) {
-        const ExpertSource source = data.expert(e);
-        const std::vector<double> gate = values_of(source.gate), up = values_of(source.up),
-                                  down = values_of(source.down);
-        for (int64_t row = part.row_offsets[e]; row < part.row_offsets[e + 1]; ++row) {
-          const int64_t token = part.assignment_of_row[row] / 2;
-          const double x_scale = scaled ? double{part.hidden.row_scale[token]} : 1,
-                       h_scale = scaled ? double{part.intermediate.row_scale[row]} : 1;
-          const std::vector<double> x = values_of(part.hidden, format, token, hidden),
-                                    h = values_of(part.intermediate, format, row, inner);
-          const auto sum_of = [&most](const std::vector<double>& weights, int64_t channel,
-                                      const std::vector<double>& values) {
-            Sum sum;
-            if (!weights.empty())
-              for (size_t k = 0; k < values.size(); ++k)
-                sum.add(weights[static_cast<size_t>(channel) * values.size() + k] * values[k]);
-            most = std::max(most, sum.steps());
-            return sum.total();
-          };
-          for (int64_t channel = 0; channel < inner; ++channel) {
-            const double g = sum_of(gate, channel, x) * x_scale * double{source.gate.tensor_scale},
-                         u = sum_of(up, channel, x) * x_scale * double{source.up.tensor_scale};
-            if (has_gate(function)) {
-              ASSERT_GE(g, 36);
-            }
-            ASSERT_EQ(part.intermediate.bf16[row * inner + channel],
-                      bf16_from_double(activation(data.config.options(), g, u)))
-                << "row " << row << " channel " << channel << ", gate " << g << ", up " << u;
-          }
-          for (int64_t channel = 0; channel < hidden; ++channel) {
-            const double y = sum_of(down, channel, h) * h_scale * double{source.down.tensor_scale};
-            const float got = static_cast<const float*>(part.rows_out)[row * hidden + channel];
-            ASSERT_EQ(double{got}, y) << "row " << row << " channel " << channel;
-            outputs.insert(got);
-          }
-        }
-      }
+      PartSums routed(data, reference.buffers().routed, false, most);
+      for (int64_t e = 0; e < 4; ++e) routed.expect_exact(e, outputs);
+      if (layer.shared_intermediate > 0)
+        PartSums(data, reference.buffers().shared, true, most).expect_exact(0, outputs);
       EXPECT_LT(most, most_steps);
       EXPECT_GT(outputs.size(), 100u);
     }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, ExactLayer,

@@ -3,6 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "judge/judge.h"
+#include "moe/linear.h"
 #include "moe/self_checks.h"
 
 namespace nvfp4_moe::internal {
@@ -62,6 +64,33 @@ TEST_F(BackendSelectionTest, ALayerAndExplainNameTheFailure) {
   EXPECT_THAT(BackendSelector(only, uses(checks), SelfCheckMode::kAuto)
                   .choose_checked(config_, device_, "auto"),
               Refused(Code::kUnsupported, "its self-check on this device failed: tile_128x64"));
+}
+
+TEST_F(BackendSelectionTest, ALinearOfAutoTakesNoBackendWhoseCheckFailed) {
+  std::mt19937 random(1);
+  const Matrix weight = Matrix::random(16, 32, 0.25f, random);
+  const auto open = [&](const BackendSelector& selector) {
+    return NvfpLinear::open(weight.view(), {.max_tokens = 1, .executor = &serial_executor()}, {},
+                            selector);
+  };
+  for (const Verdict verdict : {Verdict::kFailed, Verdict::kTimedOut}) {
+    const Warnings warnings;
+    KeptChecks checks(process(failed_check(verdict)));
+    for (int linear = 0; linear < 3; ++linear) {
+      const auto opened = must(open(selector(checks)));
+      EXPECT_EQ(&(*opened)->backend(), &kReferenceBackend);
+      EXPECT_THAT((*opened)->describe_json(), HasSubstr("reference is used instead"));
+    }
+    EXPECT_EQ(warnings.lines().size(), 1u);
+    const std::array<const Backend*, 1> only = {&kUntried};
+    EXPECT_THAT(open(BackendSelector(only, uses(checks), SelfCheckMode::kAuto)),
+                Refused(Code::kUnsupported, "its self-check on this device "));
+    EXPECT_EQ(&(*must(open(selector(checks, SelfCheckMode::kOff))))->backend(), &kUntried);
+    std::filesystem::remove_all(folder_);
+  }
+  EXPECT_EQ(runs_, 2);
+  KeptChecks passed(process());
+  EXPECT_EQ(&(*must(open(selector(passed))))->backend(), &kUntried);
 }
 
 TEST_F(BackendSelectionTest, AKernelThatHangsAsksForARestartInItsOwnProcess) {

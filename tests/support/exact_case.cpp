@@ -3,9 +3,11 @@
 namespace nvfp4_moe::internal::test {
 
 CaseData exact_case(const ExactSizes& sizes, ActivationFormat format, int64_t tokens,
-                    bool batch_invariant, Activation activation) {
+                    bool batch_invariant, Activation activation,
+                    const std::function<void(MoeOptions&)>& choices) {
   Case spec;
   spec.options = exact_options(sizes, format, activation, batch_invariant);
+  if (choices) choices(spec.options);
   spec.range = {0, sizes.experts};
   spec.tokens = tokens;
   spec.out_dtype = DType::kF32;

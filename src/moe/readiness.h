@@ -39,6 +39,8 @@ struct Readiness {
   NvidiaSystem system;
   std::vector<DeviceBackends> devices;  // the host first
   std::string gpu_error;                // why CUDA shows no device; empty if it shows one
+  // why results of self-checks that a device here needs cannot be kept; empty if they can
+  std::string checks_not_kept;
 };
 // forced: a backend's name, or "auto".
 Result<Readiness> read_readiness(const std::string& forced);

@@ -157,9 +157,9 @@ std::vector<SelfTest> test_layers(const std::vector<Device>& devices, Executor& 
         if (const auto failed = failed_self_check(*backend, *config, device.facts)) {
           if (!failed->ran_here || failed->outcome.verdict != CheckOutcome::Verdict::kTimedOut)
             continue;
-          tests.push_back({"self-check of " + CheckScope::of(*backend, *config).name() + " on " +
-                               device.name,
-                           false, failed->text() + "; nothing else is tested on this device"});
+          tests.push_back(
+              {"self-check of " + CheckScope::of(*backend, *config).name() + " on " + device.name,
+               false, failed->text() + "; nothing else is tested on this device"});
           occupied.insert(device.name);
           continue;
         }

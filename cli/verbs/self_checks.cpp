@@ -34,10 +34,9 @@ std::optional<KeptCheck> failed_self_check(const Backend& backend, const MoeConf
   if (backend.self_check == SelfCheck::kNever) return std::nullopt;
   KeptChecks& checks = KeptChecks::of_process();
   const CheckScope scope = CheckScope::of(backend, config);
-  const std::optional<KeptCheck> check =
-      backend.self_check == SelfCheck::kBeforeUse
-          ? checks.check(scope, device, KeptChecks::Reuse::kKept)
-          : checks.kept(scope, device);
+  const std::optional<KeptCheck> check = backend.self_check == SelfCheck::kBeforeUse
+                                             ? checks.check(scope, device, KeptChecks::Reuse::kKept)
+                                             : checks.kept(scope, device);
   return check && check->failed() ? check : std::nullopt;
 }
 

@@ -9,7 +9,8 @@
 namespace nvfp4_moe::internal::cli {
 
 // --self-check: runs the checks of --device, or of all GPUs if that is "cpu", and prints a line for
-// each. A failure is exit code 1. False if one has timed out: its kernel still occupies the device.
+// each. A failure is exit code 1. False if one has timed out: its kernel may still occupy the
+// device.
 Result<bool> report_self_checks(Report& report);
 
 // The self-check of a layer's kernels on a device if it has failed, so that the layer might hang.

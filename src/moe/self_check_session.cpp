@@ -181,8 +181,7 @@ Status CheckSession::compare_runs(const std::vector<int64_t>& rows,
   for (const CheckedPlan& checked : plans) {
     NVFP4_MOE_ASSIGN(auto own_plan, plan(own_, batch.tokens, checked));
     std::string described;
-    for (const StepPlan& step : own_plan.second)
-      described += step.step + ": " + step.kernel + "\n";
+    for (const StepPlan& step : own_plan.second) described += step.step + ": " + step.kernel + "\n";
     // A plan that chooses for itself takes one of the configurations, or one launch.
     if (!done.insert(described).second && checked.configuration < 0) continue;
     NVFP4_MOE_ASSIGN(const CheckRun own,

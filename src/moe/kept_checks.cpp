@@ -233,7 +233,7 @@ KeptChecks& KeptChecks::of_process() {
 
 Status KeptChecks::can_keep() const {
   if (settings_.folder.empty())
-    return io_error("no cache folder: set XDG_CACHE_HOME or HOME to an absolute path");
+    return io_error("no cache folder: set XDG_CACHE_HOME to an absolute path");
   NVFP4_MOE_ASSIGN(const CacheFolder folder, CacheFolder::open(settings_.folder, kCheckFolderMode));
   if (::faccessat(folder.descriptor(), ".", W_OK | X_OK, AT_EACCESS) != 0)
     return errno_status(settings_.folder, "cannot write", errno);

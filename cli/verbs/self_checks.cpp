@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "moe/kept_checks.h"
 #include "moe/readiness.h"
 
 namespace nvfp4_moe::internal::cli {
@@ -22,12 +21,23 @@ Result<bool> report_self_checks(Report& report) {
                     {"verdict", name_of(check.outcome.verdict)},
                     {"kernel", check.outcome.kernel},
                     {"difference", check.outcome.difference},
-                    {"kernels", check.outcome.kernels},
+                    {"step_variants", check.outcome.step_variants},
                     {"milliseconds", check.outcome.milliseconds}});
   }));
   if (list.empty()) report.fact("check", "no backend with a self-check runs on a GPU here");
   report.json()["self_check"] = list;
   return usable;
+}
+
+std::optional<KeptCheck> failed_self_check(const Backend& backend, const MoeConfig& config,
+                                           const DeviceFacts& device) {
+  if (backend.self_check == SelfCheck::kNever) return std::nullopt;
+  KeptChecks& checks = KeptChecks::of_process();
+  const CheckScope scope = CheckScope::of(backend, config);
+  const std::optional<KeptCheck> check = backend.self_check == SelfCheck::kBeforeUse
+                                             ? checks.check(scope, device, KeptChecks::Reuse::kKept)
+                                             : checks.kept(scope, device);
+  return check && check->failed() ? check : std::nullopt;
 }
 
 }  // namespace nvfp4_moe::internal::cli

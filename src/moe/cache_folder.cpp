@@ -91,7 +91,6 @@ bool readable_by_everybody(const std::vector<std::unique_ptr<TensorFile>>& files
 
 namespace {
 
-constexpr const char* kEntryEnd = ".packed.";
 constexpr const char* kPartEnd = ".part";
 constexpr time_t kStaleSeconds = 3600;
 
@@ -107,11 +106,7 @@ const std::string& boot_name() {
 }
 
 bool is_of_this_boot(const std::string& name) {
-  return boot_name() != "unknown" && name.find(kEntryEnd + boot_name() + "-") != std::string::npos;
-}
-
-bool is_part_name(const std::string& name) {
-  return name.ends_with(kPartEnd) && name.find(kEntryEnd) != std::string::npos;
+  return boot_name() != "unknown" && name.find("." + boot_name() + "-") != std::string::npos;
 }
 
 // Removes the file unless a writer may still hold it.
@@ -190,14 +185,16 @@ Status CachePart::rename_to(const std::string& name) {
   return sync_directory(folder, folder_->path());
 }
 
-int sweep_cache_parts(const CacheFolder& folder) {
+int sweep_cache_parts(const CacheFolder& folder, const std::string& end) {
   int removed = 0;
   // List by path. If the path refers to another folder by now, a name from there either does not
   // exist in the open folder or is a part file there too.
   const auto names = list_directory(folder.path());
   if (!names.ok()) return 0;
   for (const std::string& name : *names)
-    if (is_part_name(name) && remove_if_dead(folder, name)) ++removed;
+    if (name.ends_with(kPartEnd) && name.find(end) != std::string::npos &&
+        remove_if_dead(folder, name))
+      ++removed;
   return removed;
 }
 

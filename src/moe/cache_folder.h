@@ -78,7 +78,7 @@ class CachePart {
 };
 
 // Removes the folder's part files whose writers are gone, and returns their number. Files that
-// cannot be read stay.
-int sweep_cache_parts(const CacheFolder& folder);
+// cannot be read stay. end: the end of the final names and a point; other part files stay too.
+int sweep_cache_parts(const CacheFolder& folder, const std::string& end = ".packed.");
 
 }  // namespace nvfp4_moe::internal

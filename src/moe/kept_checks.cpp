@@ -85,16 +85,16 @@ class CheckFile {
                   {"library", settings.library}} {
     const std::string text = identity_.dump();
     name_ = "self-check-" + to_string(content_hash(text.data(), text.size())).substr(0, 16);
+    file_name_ = name_ + ".json";
   }
 
   std::string lock_name() const { return name_ + ".lock"; }
 
   // Empty for a file that is missing, damaged, or not this user's.
   CheckRecords read() const {
-    const std::string name = name_ + ".json";
-    const CheckFileDescriptor file(::openat(folder_.descriptor(), name.c_str(),
+    const CheckFileDescriptor file(::openat(folder_.descriptor(), file_name_.c_str(),
                                             O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-    if (!file.trusted(folder_.file(name))) return {};
+    if (!file.trusted(folder_.file(file_name_))) return {};
     std::string text(kMostFileBytes + 1, '\0');
     size_t size = 0;
     while (size < text.size()) {
@@ -121,7 +121,7 @@ class CheckFile {
       if (verdict.ok()) record.outcome.verdict = *verdict;
       record.outcome.kernel = check["kernel"].text();
       record.outcome.difference = check["difference"].text();
-      record.outcome.kernels = check["kernels"].get<int>();
+      record.outcome.step_variants = check["step_variants"].get<int>();
       record.outcome.milliseconds = check["milliseconds"].get<double>();
       records[scope] = record;
     }
@@ -135,13 +135,13 @@ class CheckFile {
       checks[scope] = {{"verdict", record.checking ? kChecking : name_of(outcome.verdict)},
                        {"kernel", outcome.kernel},
                        {"difference", outcome.difference},
-                       {"kernels", outcome.kernels},
+                       {"step_variants", outcome.step_variants},
                        {"milliseconds", outcome.milliseconds}};
     }
     Json json = identity_;
     json["checks"] = checks;
     const std::string text = json.dump(1) + "\n";
-    Result<CachePart> part = CachePart::create(folder_, name_ + ".json", 0600);
+    Result<CachePart> part = CachePart::create(folder_, file_name_, 0600);
     if (!part.ok()) return false;
     for (size_t at = 0; at < text.size();) {
       const ssize_t count = ::write(part->descriptor(), text.data() + at, text.size() - at);
@@ -149,15 +149,25 @@ class CheckFile {
       if (count <= 0) return false;
       at += static_cast<size_t>(count);
     }
-    return part->rename_to(name_ + ".json").ok();
+    return part->rename_to(file_name_).ok();
   }
 
-  void remove() const { ::unlinkat(folder_.descriptor(), (name_ + ".json").c_str(), 0); }
+  // Removes the file, with all its results, if it cannot be written: no mark may stay.
+  void write_or_remove(const CheckRecords& records) const noexcept {
+    bool written = false;
+    try {
+      written = write(records);
+    } catch (...) {  // out of memory
+    }
+    if (!written) ::unlinkat(folder_.descriptor(), file_name_.c_str(), 0);
+  }
+  // Removes part files of processes that were killed while they wrote this file.
+  void sweep_parts() const { sweep_cache_parts(folder_, file_name_ + "."); }
 
  private:
   const CacheFolder& folder_;
   const Json identity_;
-  std::string name_;
+  std::string name_, file_name_;
 };
 
 // The lock of a file. It is next to the file, which a writer replaces.
@@ -195,14 +205,18 @@ class CheckLock {
 }  // namespace
 
 std::string KeptCheck::text() const {
-  const std::string where = outcome.kernel.empty() ? "" : outcome.kernel + ": ";
+  std::string what = outcome.kernel.empty() ? "" : outcome.kernel + ": ";
+  what += outcome.difference;
+  if (outcome.of_plain_kernel())
+    what += "; the plain kernels of cuda failed: do not trust results of this device";
   switch (outcome.verdict) {
-    case Verdict::kPassed: return "passed (" + std::to_string(outcome.kernels) + " kernels)";
-    case Verdict::kFailed: return "failed: " + where + outcome.difference;
-    case Verdict::kTimedOut: return "timed out: " + where + outcome.difference;
+    case Verdict::kPassed:
+      return "passed (" + std::to_string(outcome.step_variants) + " step variants)";
+    case Verdict::kFailed: return "failed: " + what;
+    case Verdict::kTimedOut: return "timed out: " + what;
     case Verdict::kError: break;
   }
-  return "ended with an error: " + where + outcome.difference;
+  return "ended with an error: " + what;
 }
 
 KeptChecks& KeptChecks::of_process() {
@@ -215,6 +229,15 @@ KeptChecks& KeptChecks::of_process() {
     return settings;
   }());
   return checks;
+}
+
+Status KeptChecks::can_keep() const {
+  if (settings_.folder.empty())
+    return io_error("no cache folder: set XDG_CACHE_HOME to an absolute path");
+  NVFP4_MOE_ASSIGN(const CacheFolder folder, CacheFolder::open(settings_.folder, kCheckFolderMode));
+  if (::faccessat(folder.descriptor(), ".", W_OK | X_OK, AT_EACCESS) != 0)
+    return errno_status(settings_.folder, "cannot write", errno);
+  return {};
 }
 
 std::map<std::string, KeptCheck> KeptChecks::kept(const DeviceFacts& device) {
@@ -273,15 +296,27 @@ KeptCheck KeptChecks::check_and_write(const CheckScope& scope, const DeviceFacts
   const Result<CacheFolder> folder = CacheFolder::open(settings_.folder, kCheckFolderMode);
   if (!folder.ok()) return run();
   const CheckFile file(*folder, device, settings_);
+  // A result needs no lock, because writers replace the whole file. The lock may be held for other
+  // scopes all the time, and cannot be taken in a folder that is read-only.
+  const auto kept_result = [&]() -> std::optional<KeptCheck> {
+    if (reuse != Reuse::kKept) return std::nullopt;
+    const CheckRecords records = file.read();
+    const auto found = records.find(scope.name());
+    if (found == records.end() || found->second.checking) return std::nullopt;
+    return KeptCheck{found->second.outcome};
+  };
+  if (const auto result = kept_result()) return *result;
   CheckLock lock(*folder, file.lock_name());
-  switch (lock.take(settings_.limit + settings_.time_to_write)) {
-    case CheckLock::Taken::kYes: break;
-    case CheckLock::Taken::kUnusable: return run();
-    case CheckLock::Taken::kNo:
-      return {outcome_without_check(Verdict::kTimedOut,
-                                    "another process has been checking this device for longer "
-                                    "than a check may take")};
+  const CheckLock::Taken taken = lock.take(settings_.limit + settings_.time_to_write);
+  if (taken != CheckLock::Taken::kYes) {
+    if (const auto result = kept_result()) return *result;
+    if (taken == CheckLock::Taken::kUnusable) return run();
+    // No kernel of this scope has hung.
+    return {outcome_without_check(Verdict::kError,
+                                  "another process has been checking this device for longer than "
+                                  "a check may take")};
   }
+  file.sweep_parts();
   CheckRecords records = file.read();
   const auto kept = records.find(scope.name());
   if (reuse == Reuse::kKept && kept != records.end()) {
@@ -298,14 +333,14 @@ KeptCheck KeptChecks::check_and_write(const CheckScope& scope, const DeviceFacts
   try {
     result = run();
   } catch (...) {  // out of memory: nothing is known about the device
-    file.remove();
+    records.erase(scope.name());
+    file.write_or_remove(records);
     throw;
   }
   record = {false, result.outcome};
-  // An error before the first kernel (no memory, no thread) is not the kernels' fault.
-  if (result.outcome.verdict == Verdict::kError && result.outcome.kernel.empty())
-    records.erase(scope.name());
-  if (!file.write(records)) file.remove();  // so that no mark stays
+  // No memory, no thread, or no first kernel within the limit is not the kernels' fault.
+  if (result.failed() && result.outcome.kernel.empty()) records.erase(scope.name());
+  file.write_or_remove(records);
   return result;
 }
 

@@ -2,7 +2,7 @@
 //
 // A result holds for one device, driver and library. It is kept in this process and in a file of
 // the user's cache folder, which is trusted under the rules of moe/cache_folder.h. If that folder
-// cannot be used, results are kept in this process only, as is an error before the first kernel.
+// cannot be used, results are kept in this process only, as is a failure that names no kernel.
 //
 // While a check runs, the file has a mark and the process holds a lock. If the lock of a mark is
 // free, a process ended in the middle of a check. That counts as a failure, because the check may
@@ -38,7 +38,8 @@ struct KeptCheck {
   bool ran_here = false;  // in this process
 
   bool failed() const { return outcome.verdict != CheckOutcome::Verdict::kPassed; }
-  // "passed (7 kernels)", "failed: tcgen05_128x64: row 3 differs".
+  // "passed (7 step variants)", "failed: tcgen05_128x64: row 3 differs". Includes a warning about
+  // the device if a plain kernel failed.
   std::string text() const;
 };
 
@@ -55,6 +56,10 @@ class KeptChecks {
   };
   explicit KeptChecks(Settings settings) : settings_(std::move(settings)) {}
   static KeptChecks& of_process();
+
+  // Ok if results can be kept in the folder, which is created if it does not exist; else kBadInput
+  // or kIo with the reason.
+  Status can_keep() const;
 
   // Runs no check and writes nothing.
   std::optional<KeptCheck> kept(const CheckScope& scope, const DeviceFacts& device);

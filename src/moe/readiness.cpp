@@ -175,6 +175,9 @@ Result<Readiness> read_readiness(const std::string& forced) {
     const Result<DeviceFacts> facts = device_facts(name);
     if (facts.ok()) {
       readiness.devices.push_back(backends_of(config, name, *facts, forced));
+      for (const Backend* backend : backends())
+        if (backend->self_check == SelfCheck::kBeforeUse && backend->supports(config, *facts).ok())
+          readiness.checks_not_kept = KeptChecks::of_process().can_keep().message();
       continue;
     }
     if (index == 0) readiness.gpu_error = facts.status().message();
@@ -254,6 +257,9 @@ std::vector<std::string> missing_for_gpus(const Readiness& readiness) {
     if (device.chosen.empty() && !device.note.empty())
       missing.push_back(device.device + " (" + device.name + "): " + device.note);
   }
+  if (!readiness.checks_not_kept.empty())
+    missing.push_back("results of self-checks are not kept, so each process checks again: " +
+                      readiness.checks_not_kept);
   return missing;
 }
 

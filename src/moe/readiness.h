@@ -39,6 +39,8 @@ struct Readiness {
   NvidiaSystem system;
   std::vector<DeviceBackends> devices;  // the host first
   std::string gpu_error;                // why CUDA shows no device; empty if it shows one
+  // why results of self-checks that a device here needs cannot be kept; empty if they can
+  std::string checks_not_kept;
 };
 // forced: a backend's name, or "auto".
 Result<Readiness> read_readiness(const std::string& forced);
@@ -55,7 +57,7 @@ struct DeviceCheck {
 };
 // Runs every self-check of this build's backends on the GPUs of this machine, or on one of them,
 // keeps the results (moe/kept_checks.h), and passes each to `report` when it is known. After one
-// that timed out the rest of that device is left out, since a kernel still occupies it. device:
+// that timed out the rest of that device is left out, since a kernel may still occupy it. device:
 // "cuda:N", or "cpu" for all GPUs.
 Status run_self_checks(const std::string& device,
                        const std::function<void(const DeviceCheck&)>& report);

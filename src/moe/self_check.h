@@ -42,17 +42,23 @@ struct CheckOutcome {
   Verdict verdict = Verdict::kPassed;
   // StepPlan::kernel of the first step that failed, as describe_run names it; "cuda: ..." if it is
   // one of the plain kernels. If the device's error or the time limit does not show the step, it is
-  // that of gemm1. Empty if all passed, or before the first kernel.
+  // that of gemm1. Empty if all passed, before the first kernel, or if memory was not enough.
   std::string kernel;
   // One sentence: the step, the coordinates and both values, or the device's error.
   std::string difference;
-  int kernels = 0;  // steps with kernels of their own that ran
+  // The different steps that ran and were compared, route and combine too. Two are different if
+  // describe_run reports another step or another kernel.
+  int step_variants = 0;
   double milliseconds = 0;
+
+  bool of_plain_kernel() const { return kernel.starts_with(kPlainKernel); }
+  static constexpr const char* kPlainKernel = "cuda: ";
 };
 
-// Blocks until the check has ended, at most `limit`. It uses a thread and a non-blocking stream of
-// its own, so it neither waits for a caller's stream nor disturbs a capture. After kTimedOut the
-// thread and its memory are left alone, since a kernel that hangs cannot be ended.
+// Blocks until the check has ended, for `limit` at most and up to 200 ms more in which it frees its
+// memory. It uses a thread and a non-blocking stream of its own, so it neither waits for a caller's
+// stream nor disturbs a capture. After kTimedOut the thread and its memory are left alone, since a
+// kernel that hangs cannot be ended.
 CheckOutcome run_self_check(const CheckScope& scope, const DeviceFacts& device,
                             std::chrono::milliseconds limit);
 

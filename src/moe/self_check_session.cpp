@@ -116,12 +116,13 @@ CheckOutcome CheckSession::run() {
   using Verdict = CheckOutcome::Verdict;
   const Status status = run_layers();
   CheckOutcome outcome;
-  outcome.kernels = static_cast<int>(kernels_.size());
+  outcome.step_variants = static_cast<int>(step_variants_.size());
   if (status.ok()) return outcome;
   outcome.verdict = timed_out_                            ? Verdict::kTimedOut
                     : status.code() == Code::kCheckFailed ? Verdict::kFailed
                                                           : Verdict::kError;
-  outcome.kernel = kernel_;
+  // A lack of memory is not the fault of a kernel.
+  if (status.code() != Code::kOutOfMemory) outcome.kernel = kernel_;
   outcome.difference = status.message();
   return outcome;
 }
@@ -168,7 +169,6 @@ Status CheckSession::open(const CheckLayer& layer) {
   const std::vector<ExpertBuffers> experts = exact_experts(config(), 1);
   NVFP4_MOE_ASSIGN(const std::vector<ExpertSource> sources, place(experts));
   for (const Backend* backend : {plain_, &own_}) {
-    begin(*backend, "pack");
     NVFP4_MOE_TRY(backend->supports(config(), device_));
     layers_.push_back({config(), {0, kCheckExperts}, {}, {}, Buffer()});
     PackedWeights& weights = layers_.back();
@@ -177,6 +177,7 @@ Status CheckSession::open(const CheckLayer& layer) {
     NVFP4_MOE_ASSIGN(weights.bytes,
                      backend->allocate(backend->packed_bytes(config(), weights.range),
                                        weights.device, "packed weights of the self-check"));
+    begin(*backend, "pack");
     for (size_t e = 0; e < sources.size(); ++e)
       NVFP4_MOE_TRY(backend->pack_expert(
           weights, e < kCheckExperts ? static_cast<int64_t>(e) : kSharedExpert, sources[e]));
@@ -200,15 +201,13 @@ Status CheckSession::compare_runs(const std::vector<int64_t>& rows,
   for (const CheckedPlan& checked : plans) {
     NVFP4_MOE_ASSIGN(auto own_plan, plan(own_, batch.tokens, checked));
     std::string described;
-    for (const StepPlan& step : own_plan.second) {
-      described += step.step + ": " + step.kernel + "\n";
-      kernels_.emplace(step.step, step.kernel);
-    }
+    for (const StepPlan& step : own_plan.second) described += step.step + ": " + step.kernel + "\n";
     // A plan that chooses for itself takes one of the configurations, or one launch.
     if (!done.insert(described).second && checked.configuration < 0) continue;
     NVFP4_MOE_ASSIGN(const CheckRun own,
                      run(own_, placed, own_plan.first, std::move(own_plan.second)));
     NVFP4_MOE_TRY(compare(placed, all_rows, plain, own));
+    for (const StepPlan& step : own.steps) step_variants_.emplace(step.step, step.kernel);
   }
   return {};
 }
@@ -379,7 +378,7 @@ Status CheckSession::wait() {
 }
 
 void CheckSession::begin(const Backend& backend, const std::string& kernel) {
-  kernel_ = (&backend == plain_ ? "cuda: " : "") + kernel;
+  kernel_ = (&backend == plain_ ? CheckOutcome::kPlainKernel : "") + kernel;
   begins_(kernel_);
 }
 

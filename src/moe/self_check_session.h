@@ -110,7 +110,7 @@ class CheckSession {
   } workspaces_[2];
   std::vector<std::byte> poison_;
   std::string kernel_;
-  std::set<std::pair<std::string, std::string>> kernels_;  // steps and kernels that ran
+  std::set<std::pair<std::string, std::string>> step_variants_;  // steps and kernels that ran
   bool timed_out_ = false;
 };
 

@@ -2,6 +2,8 @@
 // files, folders that cannot be used.
 #include "moe/kept_checks.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -10,6 +12,7 @@
 #include <fstream>
 #include <thread>
 
+#include "moe/cache_folder.h"
 #include "moe/readiness.h"
 #include "moe/self_checks.h"
 #include "support/as_nobody.h"
@@ -26,6 +29,7 @@ using Verdict = CheckOutcome::Verdict;
 
 TEST_F(KeptChecksTest, PassedIsKeptAndNotRunAgain) {
   KeptChecks first(process());
+  EXPECT_OK(first.can_keep());
   EXPECT_EQ(first.kept(scope_, device_), std::nullopt);
   EXPECT_TRUE(first.check(scope_, device_, Reuse::kKept).ran_here);
   first.check(scope_, device_, Reuse::kKept);
@@ -36,7 +40,7 @@ TEST_F(KeptChecksTest, PassedIsKeptAndNotRunAgain) {
     ASSERT_TRUE(result);
     EXPECT_FALSE(result->failed());
     EXPECT_FALSE(result->ran_here);
-    EXPECT_EQ(result->outcome.kernels, 7);
+    EXPECT_EQ(result->outcome.step_variants, 7);
     EXPECT_EQ(result->outcome.milliseconds, 12.5);
   }
   EXPECT_EQ(runs_, 1);
@@ -52,16 +56,77 @@ TEST_F(KeptChecksTest, PassedIsKeptAndNotRunAgain) {
   EXPECT_EQ(facts.st_mode & 0777, 0700u);
 }
 
-TEST_F(KeptChecksTest, AnErrorBeforeTheFirstKernelIsNotWritten) {
-  CheckOutcome error = failed_check(Verdict::kError);
-  KeptChecks(process(error)).check(scope_, device_, Reuse::kKept);
-  EXPECT_TRUE(KeptChecks(process()).kept(scope_, device_)->failed());
-  error.kernel = "";
-  KeptChecks checks(process(error));
-  EXPECT_TRUE(checks.check(scope_, device_, Reuse::kNone).failed());
-  EXPECT_TRUE(checks.check(scope_, device_, Reuse::kKept).failed());
-  EXPECT_EQ(runs_, 2);
-  EXPECT_EQ(KeptChecks(process()).kept(scope_, device_), std::nullopt);
+TEST_F(KeptChecksTest, AnErrorOrTimeOutBeforeTheFirstKernelIsNotWritten) {
+  for (const Verdict verdict : {Verdict::kError, Verdict::kTimedOut}) {
+    runs_ = 0;
+    CheckOutcome outcome = failed_check(verdict);
+    KeptChecks(process(outcome)).check(scope_, device_, Reuse::kKept);
+    EXPECT_TRUE(KeptChecks(process()).kept(scope_, device_)->failed());
+    outcome.kernel = "";
+    KeptChecks checks(process(outcome));
+    EXPECT_TRUE(checks.check(scope_, device_, Reuse::kNone).failed());
+    EXPECT_TRUE(checks.check(scope_, device_, Reuse::kKept).failed());
+    EXPECT_EQ(runs_, 2);
+    EXPECT_EQ(KeptChecks(process()).kept(scope_, device_), std::nullopt) << name_of(verdict);
+  }
+}
+
+TEST_F(KeptChecksTest, AFailureOfThePlainKernelsIsAWarningAboutTheDevice) {
+  const auto warning = [&](const CheckOutcome& outcome) {
+    return check_warning({scope_, false, KeptCheck{outcome, true}}, kReferenceBackend, device_);
+  };
+  constexpr const char* kWords =
+      "; the plain kernels of cuda failed: do not trust results of this device; ";
+  for (const Verdict verdict : {Verdict::kFailed, Verdict::kTimedOut, Verdict::kError}) {
+    CheckOutcome outcome = failed_check(verdict);
+    EXPECT_THAT(warning(outcome), testing::Not(HasSubstr("plain kernels")));
+    outcome.kernel = "cuda: " + outcome.kernel;
+    EXPECT_THAT(warning(outcome), HasSubstr(kWords));
+  }
+}
+
+// doctor --self-check takes the lock again and again.
+TEST_F(KeptChecksTest, AResultIsUsedWhileAnotherProcessHoldsTheLock) {
+  KeptChecks(process()).check(scope_, device_, Reuse::kKept);
+  ASSERT_EQ(files(".lock").size(), 1u);
+  const int lock = open(files(".lock")[0].c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(flock(lock, LOCK_EX), 0);
+  KeptChecks::Settings settings = process(failed_check());
+  const auto start = std::chrono::steady_clock::now();
+  const KeptCheck result = KeptChecks(settings).check(scope_, device_, Reuse::kKept);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, settings.limit);
+  EXPECT_FALSE(result.failed()) << result.text();
+  EXPECT_FALSE(result.ran_here);
+  // Also if the result is written during the wait.
+  const fs::path file = files(".json")[0], elsewhere = dir_.file("elsewhere");
+  fs::rename(file, elsewhere);
+  settings.limit = milliseconds(1000), settings.time_to_write = milliseconds(0);
+  std::thread writer([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    fs::rename(elsewhere, file);
+  });
+  const KeptCheck late = KeptChecks(settings).check(scope_, device_, Reuse::kKept);
+  EXPECT_FALSE(late.failed()) << late.text();
+  writer.join();
+  close(lock);
+  EXPECT_EQ(runs_, 1);
+}
+
+TEST_F(KeptChecksTest, AFailureInAReadOnlyFolderIsNotRunAgain) {
+  KeptChecks(process(failed_check(Verdict::kTimedOut))).check(scope_, device_, Reuse::kKept);
+  fs::remove(files(".lock")[0]);
+  ASSERT_EQ(chmod(files(".json")[0].c_str(), 0644), 0);
+  fs::permissions(dir_.path(), fs::perms(0755));
+  fs::permissions(dir_.file("cache"), fs::perms(0755));
+  ASSERT_EQ(chmod(folder_.c_str(), 0555), 0);
+  {
+    const AsNobody nobody;
+    KeptChecks checks(process());
+    EXPECT_TRUE(checks.check(scope_, device_, Reuse::kKept).failed());
+    EXPECT_EQ(runs_, 1);
+    EXPECT_THAT(checks.can_keep().message(), HasSubstr("cannot write"));
+  }
+  ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);
 }
 
 TEST_F(KeptChecksTest, AnotherDriverLibraryOrDeviceIsCheckedAgain) {
@@ -86,7 +151,9 @@ TEST_F(KeptChecksTest, AnotherDriverLibraryOrDeviceIsCheckedAgain) {
 
 ATTACK_TEST_F(kInterrupts, KeptChecksTest, ACheckThatWasKilledIsAFailureUntilTheNextRequest) {
   KeptChecks::Settings settings = process();
-  settings.run = [](const CheckScope&, const DeviceFacts&, milliseconds) -> CheckOutcome {
+  settings.run = [&](const CheckScope&, const DeviceFacts&, milliseconds) -> CheckOutcome {
+    const auto folder = must(CacheFolder::open(folder_));
+    const auto part = CachePart::create(*folder, files(".json")[0].filename().string(), 0600);
     raise(SIGKILL);
     return {};
   };
@@ -95,6 +162,7 @@ ATTACK_TEST_F(kInterrupts, KeptChecksTest, ACheckThatWasKilledIsAFailureUntilThe
               return 0;
             }),
             -1);
+  EXPECT_EQ(files(".part").size(), 1u);
   constexpr const char* kNeverEnded =
       "failed: a check began and never ended: it may have hung the device";
   KeptChecks second(process());
@@ -104,6 +172,7 @@ ATTACK_TEST_F(kInterrupts, KeptChecksTest, ACheckThatWasKilledIsAFailureUntilThe
   EXPECT_EQ(runs_, 0);
   EXPECT_FALSE(second.check(scope_, device_, Reuse::kNone).failed());  // doctor --self-check
   EXPECT_EQ(runs_, 1);
+  EXPECT_TRUE(files(".part").empty());
   EXPECT_FALSE(KeptChecks(process()).check(scope_, device_, Reuse::kKept).failed());
   EXPECT_EQ(runs_, 1);
 }
@@ -131,7 +200,8 @@ ATTACK_TEST_F(kForks, KeptChecksTest, ProcessesAtOnceRunOneCheck) {
   KeptChecks::Settings impatient = process();
   impatient.limit = impatient.time_to_write = milliseconds(20);
   const KeptCheck waited = KeptChecks(impatient).check(scope_, device_, Reuse::kKept);
-  EXPECT_EQ(waited.outcome.verdict, Verdict::kTimedOut);
+  EXPECT_EQ(waited.outcome.verdict, Verdict::kError);  // no kernel has hung
+  EXPECT_EQ(waited.outcome.kernel, "");
   EXPECT_THAT(waited.text(), HasSubstr("another process has been checking"));
   std::this_thread::sleep_for(milliseconds(100));  // the other children wait by now
   std::ofstream(go_on) << "";
@@ -141,7 +211,7 @@ ATTACK_TEST_F(kForks, KeptChecksTest, ProcessesAtOnceRunOneCheck) {
     EXPECT_EQ(status, 0);
   }
   EXPECT_EQ(read_file(ran), "x");
-  EXPECT_EQ(KeptChecks(process()).kept(scope_, device_)->outcome.kernels, 7);
+  EXPECT_EQ(KeptChecks(process()).kept(scope_, device_)->outcome.step_variants, 7);
   EXPECT_EQ(runs_, 0);
 }
 
@@ -195,6 +265,7 @@ TEST_F(KeptChecksTest, WithoutAFolderResultsAreKeptInTheProcess) {
     folder_ = folder;
     runs_ = 0;
     KeptChecks checks(process(failed_check()));
+    EXPECT_FALSE(checks.can_keep().ok()) << folder;
     EXPECT_TRUE(checks.check(scope_, device_, Reuse::kKept).failed()) << folder;
     EXPECT_TRUE(checks.check(scope_, device_, Reuse::kKept).failed()) << folder;
     EXPECT_TRUE(checks.kept(scope_, device_)->failed()) << folder;
@@ -205,12 +276,16 @@ TEST_F(KeptChecksTest, WithoutAFolderResultsAreKeptInTheProcess) {
 
 // The mark must not stay, since it would count as a failure.
 TEST_F(KeptChecksTest, AnExceptionOrAFullDiskLeavesNoMark) {
+  CheckScope other = scope_;
+  other.format = ActivationFormat::kBf16;
+  KeptChecks(process(failed_check())).check(other, device_, Reuse::kKept);
   KeptChecks::Settings settings = process();
   settings.run = [](const CheckScope&, const DeviceFacts&, milliseconds) -> CheckOutcome {
     throw std::bad_alloc();
   };
   EXPECT_THROW(KeptChecks(settings).check(scope_, device_, Reuse::kKept), std::bad_alloc);
   EXPECT_EQ(KeptChecks(process()).kept(scope_, device_), std::nullopt);
+  EXPECT_EQ(KeptChecks(process()).kept(device_).size(), 1u);  // the other scope's
   // From the middle of the check on, no file can grow.
   rlimit unlimited{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &unlimited), 0);
@@ -230,7 +305,7 @@ TEST_F(KeptChecksTest, AnExceptionOrAFullDiskLeavesNoMark) {
   signal(SIGXFSZ, old);
   EXPECT_EQ(KeptChecks(process()).kept(scope_, device_), std::nullopt);
   EXPECT_FALSE(KeptChecks(process()).check(scope_, device_, Reuse::kKept).failed());
-  EXPECT_EQ(runs_, 1);
+  EXPECT_EQ(runs_, 2);
 }
 
 TEST(KeptChecks, TheUsersCacheFolderIsUsed) {

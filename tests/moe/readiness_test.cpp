@@ -61,6 +61,14 @@ TEST(Readiness, WhatKeepsAGpuFromBeingUsedIsOneSentence) {
               ElementsAre("cuda:0 (Tesla V100): expected compute capability 8.0"));
 }
 
+TEST(Readiness, AFolderThatCannotKeepSelfChecksIsMissing) {
+  Readiness readiness = machine({13000, 13000}, 1, "");
+  readiness.checks_not_kept = "/cache/nvfp4-moe: cannot write: Read-only file system";
+  EXPECT_THAT(missing_for_gpus(readiness),
+              ElementsAre("results of self-checks are not kept, so each process checks again: "
+                          "/cache/nvfp4-moe: cannot write: Read-only file system"));
+}
+
 TEST(Readiness, GpusThatTheUserHidesAreNamedAsHidden) {
   for (const char* none : {"", "-1"}) {
     const ScopedEnv visible("CUDA_VISIBLE_DEVICES", none);

@@ -79,7 +79,10 @@ cuda_room(cuda FOLDERS backend/cuda USES backend BATCHES UNCHECKED ${unchecked})
 set(kernels_id ${CMAKE_CURRENT_BINARY_DIR}/kernels_id.cpp)
 file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/backend/cuda/*
                                                    ${CMAKE_CURRENT_SOURCE_DIR}/backend/sm*/* ${CMAKE_CURRENT_SOURCE_DIR}/core/*.h)
-add_custom_command(OUTPUT ${kernels_id} DEPENDS ${kernel_sources} ${PROJECT_SOURCE_DIR}/cmake/kernels_id.cmake VERBATIM
+set(check_sources backend/*.h backend/*.cpp moe/self_check* moe/exact_layer*)
+list(TRANSFORM check_sources PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+file(GLOB check_sources CONFIGURE_DEPENDS ${check_sources})
+add_custom_command(OUTPUT ${kernels_id} DEPENDS ${kernel_sources} ${check_sources} ${PROJECT_SOURCE_DIR}/cmake/kernels_id.cmake VERBATIM
                    COMMAND ${CMAKE_COMMAND} -D OUT=${kernels_id} -D SRC=${CMAKE_CURRENT_SOURCE_DIR}
                            -D COMPILER=${CMAKE_CUDA_COMPILER_VERSION} -P ${PROJECT_SOURCE_DIR}/cmake/kernels_id.cmake)
 target_sources(nvfp4_moe_cuda_objects PRIVATE ${kernels_id})

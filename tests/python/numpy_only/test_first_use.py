@@ -116,10 +116,10 @@ def test_a_self_check_is_a_line_and_its_failure_fails_the_report(monkeypatch, ca
     from nvfp4_moe import __main__ as first_use
 
     assert nv._core.built_with_cuda or nv._core.self_checks("cpu") == []
-    check = {"device": "cuda:0", "scope": "sm100 nvfp4 swiglu", "verdict": "passed", "text": "passed (7 kernels)"}
+    check = {"device": "cuda:0", "scope": "sm100 nvfp4 swiglu", "verdict": "passed", "text": "passed (7 step variants)"}
     monkeypatch.setattr(nv._core, "self_checks", lambda device: [check | {"milliseconds": 12.34}])
     assert first_use.main(["--self-check"]) == 0
-    assert "check     cuda:0 sm100 nvfp4 swiglu: passed (7 kernels), 12.3 ms\n" in capsys.readouterr().out
+    assert "check     cuda:0 sm100 nvfp4 swiglu: passed (7 step variants), 12.3 ms\n" in capsys.readouterr().out
     check["verdict"] = "failed"
     assert first_use.main(["--self-check", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["self_check"][0]["verdict"] == "failed"

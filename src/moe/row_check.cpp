@@ -78,10 +78,7 @@ Result<std::unique_ptr<RowCheck>> RowCheck::open(const Backend& backend,
                                                  std::string name) {
   std::unique_ptr<RowCheck> check(new RowCheck(backend, weights, std::move(name)));
   NVFP4_MOE_TRY(check->prepare(kind).in("NVFP4_MOE_CHECK"));
-  check->worker_->thread = std::thread([of = check.get()] {
-    of->run();
-    of->report();
-  });
+  check->worker_->thread = std::thread([of = check.get()] { of->run(); });
   return check;
 }
 
@@ -125,7 +122,9 @@ RowCheck::~RowCheck() {
     worker_->ends = true;
   }
   worker_->changed.notify_all();
-  if (worker_->thread.joinable()) worker_->thread.join();
+  if (!worker_->thread.joinable()) return;
+  worker_->thread.join();
+  report();
 }
 
 Status RowCheck::failure() {

@@ -7,7 +7,7 @@
 // run never waits for the thread: if the run's slot is not free, its token is dropped and counted.
 //
 // When the layer ends, the thread still checks the samples that have arrived, unless the device is
-// busy. It prints a failure that no call has returned, and how many tokens it has not checked.
+// busy. Then a failure that no call has returned is printed, and how many tokens were not checked.
 #pragma once
 
 #include <atomic>
@@ -65,7 +65,7 @@ class RowCheck {
       : backend_(backend), weights_(weights), name_(std::move(name)) {}
   Status prepare(DeviceKind kind);
   void run();
-  // Prints what no call can return any more.
+  // Prints what no call can return any more. The thread has ended.
   void report() noexcept;
   Sample* oldest() const;
   Sample* slot(int index) const;

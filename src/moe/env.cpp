@@ -35,10 +35,9 @@ LogState& log_state() {
   return state;
 }
 
-// For lines if there is no callback.
-void ignore_line(int, const char*, void*) {}
 void write_to_stderr(int, const char* text, void*) { std::fprintf(stderr, "%s\n", text); }
 
+// without_callback: gets the line if there is no callback; may be null.
 void pass_line(LogLevel level, const std::string& text, LogFn without_callback) {
   LogState& state = log_state();
   const std::lock_guard one_call(state.calls);
@@ -50,7 +49,8 @@ void pass_line(LogLevel level, const std::string& text, LogFn without_callback) 
     if (state.callback != nullptr) callback = state.callback;
     user = state.user;
   }
-  callback(static_cast<int>(level), printable(text, kWholeText).c_str(), user);
+  if (callback != nullptr)
+    callback(static_cast<int>(level), printable(text, kWholeText).c_str(), user);
 }
 
 }  // namespace
@@ -109,7 +109,7 @@ void set_log_level(LogLevel level) {
   state.level = level;
 }
 
-void log_line(LogLevel level, const std::string& text) { pass_line(level, text, ignore_line); }
+void log_line(LogLevel level, const std::string& text) { pass_line(level, text, nullptr); }
 
 void print_line(LogLevel level, const std::string& text) {
   pass_line(level, text, write_to_stderr);

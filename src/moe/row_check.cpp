@@ -185,7 +185,7 @@ void RowCheck::run() {
     const bool ends = worker_->ends;
     Sample* const sample = oldest();
     if (sample == nullptr) {
-      if (ends) break;
+      if (ends) return;
       worker_->changed.wait_for(lock, kInterval);
       continue;
     }

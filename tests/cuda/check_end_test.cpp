@@ -94,7 +94,10 @@ TEST_P(CudaCheck, DoesNotUseAnExpertThatIsHalfPacked) {
   const auto layer = open(backend_here, tiny);
   ASSERT_NE(layer, nullptr);
   TinyBatch batch(kind, kCheckTokens);
-  for (size_t i = 0; i < batch.ids.size(); ++i) batch.ids[i] = static_cast<int32_t>(i % 2);
+  for (size_t i = 0; i < batch.ids.size(); ++i) {
+    batch.ids[i] = static_cast<int32_t>(i % 2);
+    batch.weights[i] = i % 2 == 0 ? 0.9f : 0.1f;  // most of the output is of the failed expert
+  }
   Caller caller(*layer, batch);
   fails = true;
   ASSERT_OK(caller.run());

@@ -130,7 +130,7 @@ TEST_P(CudaCheck, ARunNeverWaitsAndTheNextOneFails) {
 // noted and read does not depend on the format, so only the first one has many rounds. The others
 // show that their experts are replaced whole.
 TEST_P(CudaCheck, PassesCorrectRunsWhileExpertsAreReplaced) {
-  int rounds = 40;
+  int rounds = 20;
   for (const MoeOptions& kind : kinds()) {
     SCOPED_TRACE(to_string(kind.activation_format));
     const TinyLayer tiny(kind, 7), other(kind, 8);
@@ -145,6 +145,10 @@ TEST_P(CudaCheck, PassesCorrectRunsWhileExpertsAreReplaced) {
     };
     int64_t runs = 0;
     for (int round = 0; round < rounds; ++round) {
+      // In half of the rounds the check may still have to read an expert that is replaced.
+      const bool waits = round % 2 == 0;
+      if (waits) ASSERT_OK(first.status());  // tokens of the round before
+      const int64_t dropped = counts_of(*layer).dropped;
       for (int i = 0; i < 2; ++i)
         for (Caller* const caller : {&first, &second}) {
           ASSERT_OK(caller->run());
@@ -152,10 +156,10 @@ TEST_P(CudaCheck, PassesCorrectRunsWhileExpertsAreReplaced) {
         }
       first.stream.synchronize();
       second.stream.synchronize();
-      // In half of the rounds the check may still have to read an expert that is replaced.
-      if (round % 2 == 0) {
+      if (waits) {
         ASSERT_OK(first.status());
         ASSERT_OK(second.status());
+        EXPECT_EQ(counts_of(*layer).dropped, dropped) << "round " << round;
       }
       const int64_t expert = round % 5 == 4 ? kSharedExpert : round % 4;
       const ExpertSource changed = source(expert, round % 7 < 4);
@@ -167,7 +171,6 @@ TEST_P(CudaCheck, PassesCorrectRunsWhileExpertsAreReplaced) {
     const CheckCounts counts = counts_of(*layer);
     EXPECT_EQ(counts.failed, 0);
     EXPECT_EQ(counts.checked + counts.dropped, runs);
-    EXPECT_GE(counts.checked, runs / 2) << "rounds that wait lose no token";
     rounds = 6;
   }
 }

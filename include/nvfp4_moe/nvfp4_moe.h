@@ -504,7 +504,8 @@ typedef struct nvfp4_moe_run_status {
  * run's stream has finished it. Over ranks on GPUs it fails with the cause that ended the exchange
  * during runs or replays. It also fails once if runs since the last call had more tokens than the
  * capacity. On a GPU under NVFP4_MOE_CHECK it first waits for the check of those runs, and returns
- * NVFP4_MOE_STATUS_CHECK_FAILED once if that found a wrong token. */
+ * NVFP4_MOE_STATUS_CHECK_FAILED once if that found a wrong token, or once the error for which a
+ * token could not be checked. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer,
                                                           const void* workspace,
                                                           size_t workspace_bytes,

@@ -2,8 +2,8 @@
 // its row of out. A thread of the host checks it later (moe/row_check.h).
 //
 // A kernel after the run chooses the token and the slot, so a replay of a graph samples as an eager
-// run does, and another token each time. A run whose slot the host has not released yet is counted
-// as dropped.
+// run does, and another token each time. Run n takes slot n % kSampleSlots. If the host has not
+// released that slot yet, the run is counted as dropped, even if other slots are free.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,7 @@ struct SampleLayout {
 };
 static_assert(sizeof(Sample) <= 64);
 
-// The samples of one layer. Its destructor waits for the device if work of it is in flight.
+// The samples of one layer. Its destructor calls close.
 class RowSampler {
  public:
   virtual ~RowSampler() = default;
@@ -56,11 +56,20 @@ class RowSampler {
   // Enqueues in `stream` that later runs come after that replacement. Null and at_rest: waits until
   // it is noted; no work of the device is in flight.
   virtual Status note_replacement(uint64_t number, void* stream, bool at_rest) = 0;
+  // Makes the device current in the calling thread, for good. Call it once in the thread that calls
+  // is_busy and unpack: otherwise they would make device 0 current again when they return, which
+  // creates a context there.
+  virtual void enter_thread() = 0;
+  // Whether the device has not run a small kernel within 100 ms, so that unpack might wait long.
+  virtual bool is_busy() = 0;
   // Backend::unpack_expert without allocating on the device, in a stream that no other stream waits
   // for. Called by one thread at a time.
   virtual Status unpack(const PackedWeights& weights, int64_t local_expert,
                         Status (*unpack_expert)(const PackedWeights&, int64_t, ExpertBuffers&),
                         ExpertBuffers& out) = 0;
+  // Frees the device memory, for which CUDA waits until kernels in flight have ended. After it only
+  // `slots` may be called, and has the samples of all runs that were enqueued before.
+  virtual void close() = 0;
   // The slots in host memory, slot_bytes apart.
   virtual std::byte* slots() const = 0;
   // The number of dropped runs. Copies it from the device.

@@ -1,6 +1,7 @@
 #include "moe/env.h"
 
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <string_view>
@@ -32,6 +33,24 @@ struct LogState {
 LogState& log_state() {
   static LogState& state = *new LogState;  // outlives threads that log while the process exits
   return state;
+}
+
+void write_to_stderr(int, const char* text, void*) { std::fprintf(stderr, "%s\n", text); }
+
+// without_callback: gets the line if there is no callback; may be null.
+void pass_line(LogLevel level, const std::string& text, LogFn without_callback) {
+  LogState& state = log_state();
+  const std::lock_guard one_call(state.calls);
+  LogFn callback = without_callback;
+  void* user = nullptr;
+  {
+    const std::lock_guard lock(state.mutex);
+    if (static_cast<int>(level) > static_cast<int>(state.level)) return;
+    if (state.callback != nullptr) callback = state.callback;
+    user = state.user;
+  }
+  if (callback != nullptr)
+    callback(static_cast<int>(level), printable(text, kWholeText).c_str(), user);
 }
 
 }  // namespace
@@ -90,19 +109,10 @@ void set_log_level(LogLevel level) {
   state.level = level;
 }
 
-void log_line(LogLevel level, const std::string& text) {
-  LogState& state = log_state();
-  const std::lock_guard one_call(state.calls);
-  LogFn callback = nullptr;
-  void* user = nullptr;
-  {
-    const std::lock_guard lock(state.mutex);
-    if (static_cast<int>(level) > static_cast<int>(state.level)) return;
-    callback = state.callback;
-    user = state.user;
-  }
-  if (callback != nullptr)
-    callback(static_cast<int>(level), printable(text, kWholeText).c_str(), user);
+void log_line(LogLevel level, const std::string& text) { pass_line(level, text, nullptr); }
+
+void print_line(LogLevel level, const std::string& text) {
+  pass_line(level, text, write_to_stderr);
 }
 
 }  // namespace nvfp4_moe::internal

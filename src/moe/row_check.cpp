@@ -40,7 +40,7 @@ ExpertSource source_of(const ExpertBuffers& from, const MoeConfig& config,
 // How the rows of a token make up its output, for the limits of a token that is compared by itself
 // (docs/explanation/numerics.md, section 8).
 struct RowShares {
-  double norm = 0;      // of out if the rows were orthogonal; 0 if it is not finite
+  double norm = 0;      // the norm of out if the rows were orthogonal; 0 if it is not finite
   double elements = 0;  // see token_limits
 };
 
@@ -122,7 +122,9 @@ RowCheck::~RowCheck() {
     worker_->ends = true;
   }
   worker_->changed.notify_all();
-  if (worker_->thread.joinable()) worker_->thread.join();
+  if (!worker_->thread.joinable()) return;
+  worker_->thread.join();
+  report();
 }
 
 Status RowCheck::failure() {
@@ -172,60 +174,93 @@ Sample* RowCheck::oldest() const {
   return first;
 }
 
-std::string RowCheck::place(uint64_t run) const {
-  return "NVFP4_MOE_CHECK: " + (name_.empty() ? "" : name_ + ": ") + "backend " + backend_.name +
-         ": run " + std::to_string(run);
+std::string RowCheck::place() const {
+  return "NVFP4_MOE_CHECK: " + (name_.empty() ? "" : name_ + ": ") + "backend " + backend_.name;
 }
 
 void RowCheck::run() {
+  sampler_->enter_thread();
   std::unique_lock lock(worker_->mutex);
-  while (!worker_->ends) {
+  while (true) {
+    const bool ends = worker_->ends;
     Sample* const sample = oldest();
     if (sample == nullptr) {
+      if (ends) return;
       worker_->changed.wait_for(lock, kInterval);
       continue;
     }
     lock.unlock();
-    Status status;
-    bool checked = false;
-    try {
-      const Result<bool> result = check(*sample);
-      status = result.status();
-      checked = result.ok() && *result;
-    } catch (...) {
-      status = caught_exception();
-    }
-    const bool failed = status.code() == Code::kCheckFailed;
-    if (!status.ok()) log_line(LogLevel::kError, status.message());
+    if (ends && sampler_->is_busy()) return;
+    bool compared = false;
+    Status status = check_and_log(*sample, compared);
     lock.lock();
-    ++(checked || failed ? checked_ : skipped_);
-    if (failed) ++failed_;
-    if (failed && worker_->failure.ok()) worker_->failure = std::move(status);
+    ++(compared ? checked_ : skipped_);
+    if (status.code() == Code::kCheckFailed) ++failed_;
+    if (worker_->failure.ok()) worker_->failure = std::move(status);
     std::atomic_ref(sample->released).store(sample->written, std::memory_order_release);
     worker_->changed.notify_all();
   }
 }
 
+void RowCheck::report() noexcept {
+  sampler_->close();
+  int waiting = 0;
+  for (int i = 0; i < kSampleSlots; ++i) waiting += slot(i)->written != slot(i)->released;
+  try {
+    if (!worker_->failure.ok())
+      print_line(LogLevel::kError,
+                 worker_->failure.message() + " (no call returned this before the layer ended)");
+    if (waiting > 0)
+      print_line(LogLevel::kError, place() +
+                                       ": runs whose token was not checked before the layer "
+                                       "ended: " +
+                                       std::to_string(waiting) +
+                                       "; call status() after the last run");
+  } catch (...) {  // no memory is left
+  }
+}
+
+Status RowCheck::check_and_log(const Sample& sample, bool& compared) noexcept {
+  Status status;
+  try {
+    const Result<bool> result = check(sample);
+    status = result.status();
+    compared = status.code() == Code::kCheckFailed || (result.ok() && *result);
+  } catch (...) {
+    status = caught_exception();
+  }
+  if (status.ok()) return status;
+  try {
+    if (!compared)
+      status = status.in("NVFP4_MOE_CHECK: could not check run " + std::to_string(sample.written) +
+                         (name_.empty() ? "" : ": " + name_));
+    log_line(LogLevel::kError, status.message());
+  } catch (...) {  // no memory is left for the prefix or the log
+  }
+  return status;
+}
+
 Result<bool> RowCheck::load(int64_t at, int64_t local_expert, uint64_t replaced) {
   Resident& resident = residents_[reference_->index_of(at)];
   ExpertBuffers buffers;
+  uint64_t number = 0;  // of the expert's last replacement
   {
     const Hold held = hold();
     const uint64_t now = replaced_at_[weights_.index_of(local_expert)];
     if (now > replaced) return false;
     if (resident.expert == local_expert && resident.replaced == now) return true;
+    number = now;
     // The sample was written after the last replacement of this expert, and no other one can begin
     // meanwhile, so that the bytes are at rest.
     NVFP4_MOE_TRY(sampler_->unpack(weights_, local_expert, backend_.unpack_expert, buffers));
-    resident = {local_expert, now};
   }
   const MoeConfig& config = weights_.config;
   const int64_t intermediate_size =
       local_expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
-  const Status packed =
-      kReferenceBackend.pack_expert(*reference_, at, source_of(buffers, config, intermediate_size));
-  if (!packed.ok()) resident = {};
-  NVFP4_MOE_TRY(packed);
+  resident = {};  // stays so if packing fails or throws halfway
+  NVFP4_MOE_TRY(kReferenceBackend.pack_expert(*reference_, at,
+                                              source_of(buffers, config, intermediate_size)));
+  resident = {local_expert, number};
   return true;
 }
 
@@ -296,7 +331,7 @@ Result<bool> RowCheck::check(const Sample& sample) {
     if (*token == 0) *token = sample.token;
   const std::string broken = broken_limit(comparison, token_limits(config, shares.elements));
   if (broken.empty()) return true;
-  return check_failed(place(sample.written) + ": " + broken);
+  return check_failed(place() + ": run " + std::to_string(sample.written) + ": " + broken);
 }
 
 }  // namespace nvfp4_moe::internal

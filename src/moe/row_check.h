@@ -4,7 +4,10 @@
 // After a run the device copies a token to pinned memory (backend/device_sampling.h). The thread
 // unpacks the experts that the token needs, computes the token with the reference backend and
 // compares by the limits of one token (judge/judge.h). It keeps as many experts as a token has. A
-// run never waits for the thread: if no slot is free, its token is dropped and counted.
+// run never waits for the thread: if the run's slot is not free, its token is dropped and counted.
+//
+// When the layer ends, the thread still checks the samples that have arrived, unless the device is
+// busy. Then a failure that no call has returned is printed, and how many tokens were not checked.
 #pragma once
 
 #include <atomic>
@@ -29,13 +32,14 @@ class RowCheck {
   static Result<std::unique_ptr<RowCheck>> open(const Backend& backend,
                                                 const PackedWeights& weights, DeviceKind kind,
                                                 std::string name);
-  // Waits for the token in progress.
+  // Waits until the thread has ended, and for kernels in flight, since memory is freed.
   ~RowCheck();
 
   // Enqueues the copy of a token of the run that was enqueued in `stream` before it. Does not wait.
   Status sample(const Batch& batch, void* stream) { return sampler_->sample(batch, stream); }
   // The first failure that no call has returned yet: kCheckFailed with the run's number, the token,
-  // the channel and both values. Does not wait.
+  // the channel and both values, or the error for which a token could not be checked. Does not
+  // wait.
   Status failure();
   // The same after all samples that the device has written by now are checked.
   Status finish();
@@ -49,8 +53,10 @@ class RowCheck {
   // Counts of tokens, one a run.
   struct Counts {
     uint64_t checked = 0;
-    uint64_t dropped = 0;  // no slot was free, or an expert was replaced before it was read
-    uint64_t failed = 0;   // checked and found wrong
+    // not compared: the slot was not free, an expert was replaced before it was read, or the check
+    // itself failed
+    uint64_t dropped = 0;
+    uint64_t failed = 0;  // checked and found wrong
   };
   Counts counts() const;
 
@@ -59,10 +65,15 @@ class RowCheck {
       : backend_(backend), weights_(weights), name_(std::move(name)) {}
   Status prepare(DeviceKind kind);
   void run();
+  // Prints what no call can return any more. The thread has ended.
+  void report() noexcept;
   Sample* oldest() const;
   Sample* slot(int index) const;
   // Computes and compares. False: an expert has changed since.
   Result<bool> check(const Sample& sample);
+  // The same for the thread: a failure is logged, and any error but kCheckFailed says that the run
+  // could not be checked. `compared`: whether the token was.
+  Status check_and_log(const Sample& sample, bool& compared) noexcept;
   // Makes the reference's expert `at` a copy of the layer's local expert. False: it has changed.
   Result<bool> load(int64_t at, int64_t local_expert, uint64_t replaced);
   // The ids of the reference's experts for a token, -1 for those that this layer does not hold.
@@ -71,7 +82,7 @@ class RowCheck {
   const std::byte* array(const Sample& sample, int64_t offset) const {
     return reinterpret_cast<const std::byte*>(&sample) + offset;
   }
-  std::string place(uint64_t run) const;
+  std::string place() const;
 
   const Backend& backend_;
   const PackedWeights& weights_;

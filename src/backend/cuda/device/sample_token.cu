@@ -5,6 +5,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "backend/cuda/device/check.h"
 #include "backend/cuda/device/device.h"
@@ -20,6 +22,7 @@ namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kSampleThreads = 256;
+constexpr std::chrono::milliseconds kBusyAfter{100};
 
 using SampleCounter = unsigned long long;  // the type of CUDA's 64-bit atomics
 
@@ -144,10 +147,8 @@ class CudaRowSampler final : public RowSampler {
   ~CudaRowSampler() override {
     if (process_ != fork_count()) return;  // CUDA does not work in a forked child
     const DeviceGuard guard(device_);
+    close();  // kernels in flight write to the pinned memory
     const OutsideCaptures outside;
-    // cudaFree waits for kernels in flight, which write to the pinned memory.
-    staging_ = {};
-    counters_ = {};
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
     if (host_ != nullptr) cudaFreeHost(host_);
   }
@@ -183,6 +184,22 @@ class CudaRowSampler final : public RowSampler {
     return at_rest ? check(cudaStreamSynchronize(in), "note_replacement") : Status();
   }
 
+  // After an error unpack fails too and returns it.
+  void enter_thread() override { cudaSetDevice(device_); }
+
+  bool is_busy() override {
+    // Replacements are numbered from 1, so that noting 0 changes nothing.
+    if (!note_replacement(0, stream_, false).ok()) return false;
+    const OutsideCaptures outside;
+    const auto until = std::chrono::steady_clock::now() + kBusyAfter;
+    while (cudaStreamQuery(stream_) == cudaErrorNotReady) {
+      cudaGetLastError();
+      if (std::chrono::steady_clock::now() > until) return true;
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    return false;
+  }
+
   Status unpack(const PackedWeights& weights, int64_t local_expert,
                 Status (*unpack_expert)(const PackedWeights&, int64_t, ExpertBuffers&),
                 ExpertBuffers& out) override {
@@ -196,6 +213,11 @@ class CudaRowSampler final : public RowSampler {
     same.staging = borrowed(staging_);
     same.unpack_stream = stream_;
     return unpack_expert(same, local_expert, out);
+  }
+
+  void close() override {
+    staging_ = {};
+    counters_ = {};
   }
 
   std::byte* slots() const override { return host_; }

@@ -125,7 +125,9 @@ std::string check_warning(const CheckReport& check, const Backend& used,
                      check.kept->text() + "; ";
   text += &used == check.scope.backend ? checked + " is used, because it is forced by name"
                                        : std::string(used.name) + " is used instead";
-  if (check.kept->ran_here && check.kept->outcome.verdict == CheckOutcome::Verdict::kTimedOut)
+  const CheckOutcome& outcome = check.kept->outcome;
+  if (check.kept->ran_here && outcome.verdict == CheckOutcome::Verdict::kTimedOut &&
+      !outcome.kernel.empty())
     text += "; the kernel that hangs still occupies the device: restart this process";
   return text +
          "; `nvfp4-moe doctor --self-check` checks again and prints what to report, "

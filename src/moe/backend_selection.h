@@ -23,7 +23,7 @@ struct CheckReport {
 
   bool failed() const { return kept && kept->failed(); }
   const char* state() const;  // "passed", "failed", "timed_out", "error", "unchecked", "off"
-  std::string text() const;   // a clause: "its self-check on this device passed (7 kernels)"
+  std::string text() const;   // a clause: "its self-check on this device passed (7 step variants)"
 };
 
 // One backend in the report of `explain`: why it was or was not chosen.

@@ -326,6 +326,7 @@ KeptCheck KeptChecks::check_and_write(const CheckScope& scope, const DeviceFacts
     }
     return {kept->second.outcome};
   }
+  const CheckRecords before = records;
   CheckRecord& record = records[scope.name()];
   record = {true, {}};
   if (!file.write(records)) return run();  // a full disk
@@ -333,14 +334,14 @@ KeptCheck KeptChecks::check_and_write(const CheckScope& scope, const DeviceFacts
   try {
     result = run();
   } catch (...) {  // out of memory: nothing is known about the device
-    records.erase(scope.name());
-    file.write_or_remove(records);
+    file.write_or_remove(before);
     throw;
   }
   record = {false, result.outcome};
-  // No memory, no thread, or no first kernel within the limit is not the kernels' fault.
-  if (result.failed() && result.outcome.kernel.empty()) records.erase(scope.name());
-  file.write_or_remove(records);
+  // No memory, no thread, or no first kernel within the limit is not the kernels' fault, and leaves
+  // what an earlier check has found.
+  const bool says_nothing = result.failed() && result.outcome.kernel.empty();
+  file.write_or_remove(says_nothing ? before : records);
   return result;
 }
 

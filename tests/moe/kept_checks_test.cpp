@@ -58,16 +58,22 @@ TEST_F(KeptChecksTest, PassedIsKeptAndNotRunAgain) {
 
 TEST_F(KeptChecksTest, AnErrorOrTimeOutBeforeTheFirstKernelIsNotWritten) {
   for (const Verdict verdict : {Verdict::kError, Verdict::kTimedOut}) {
+    fs::remove_all(folder_);
     runs_ = 0;
-    CheckOutcome outcome = failed_check(verdict);
-    KeptChecks(process(outcome)).check(scope_, device_, Reuse::kKept);
-    EXPECT_TRUE(KeptChecks(process()).kept(scope_, device_)->failed());
-    outcome.kernel = "";
-    KeptChecks checks(process(outcome));
-    EXPECT_TRUE(checks.check(scope_, device_, Reuse::kNone).failed());
+    CheckOutcome before_kernels = failed_check(verdict);
+    before_kernels.kernel = "";
+    KeptChecks checks(process(before_kernels));
     EXPECT_TRUE(checks.check(scope_, device_, Reuse::kKept).failed());
-    EXPECT_EQ(runs_, 2);
+    EXPECT_TRUE(checks.check(scope_, device_, Reuse::kKept).failed());
+    EXPECT_EQ(runs_, 1);
     EXPECT_EQ(KeptChecks(process()).kept(scope_, device_), std::nullopt) << name_of(verdict);
+    // It leaves what an earlier check has found.
+    KeptChecks(process(failed_check(verdict))).check(scope_, device_, Reuse::kKept);
+    EXPECT_TRUE(checks.check(scope_, device_, Reuse::kNone).failed());
+    EXPECT_EQ(runs_, 3);
+    const auto kept = KeptChecks(process()).kept(scope_, device_);
+    ASSERT_TRUE(kept);
+    EXPECT_EQ(kept->outcome.kernel, failed_check(verdict).kernel);
   }
 }
 

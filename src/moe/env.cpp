@@ -37,8 +37,8 @@ LogState& log_state() {
 
 void write_to_stderr(int, const char* text, void*) { std::fprintf(stderr, "%s\n", text); }
 
-// without_callback: gets the line if there is no callback; may be null.
-void pass_line(LogLevel level, const std::string& text, LogFn without_callback) {
+// without_callback: called if there is no callback; may be null.
+void deliver(LogLevel level, const std::string& text, LogFn without_callback) {
   LogState& state = log_state();
   const std::lock_guard one_call(state.calls);
   LogFn callback = without_callback;
@@ -109,10 +109,10 @@ void set_log_level(LogLevel level) {
   state.level = level;
 }
 
-void log_line(LogLevel level, const std::string& text) { pass_line(level, text, nullptr); }
+void log_line(LogLevel level, const std::string& text) { deliver(level, text, nullptr); }
 
-void print_line(LogLevel level, const std::string& text) {
-  pass_line(level, text, write_to_stderr);
+void log_or_print(LogLevel level, const std::string& text) {
+  deliver(level, text, write_to_stderr);
 }
 
 }  // namespace nvfp4_moe::internal

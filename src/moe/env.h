@@ -13,7 +13,7 @@
 namespace nvfp4_moe::internal {
 
 // Log lines go to one callback per process; by default there is none. The library never prints, but
-// for print_line.
+// for log_or_print.
 enum class LogLevel : int { kOff = 0, kError = 1, kWarning = 2, kInfo = 3, kDebug = 4 };
 const char* to_string(
     LogLevel);  // as NVFP4_MOE_LOG spells it: "off", "error", "warning", "info", "debug"
@@ -45,9 +45,9 @@ void set_log_level(LogLevel level);
 // For cold paths only: run never logs, except for a requested check or dump.
 void log_line(LogLevel level, const std::string& text);
 
-// Like log_line, but without a callback the line goes to stderr. Only for what a requested check
+// Like log_line, but without a callback the text goes to stderr. Only for what a requested check
 // has found and no call can return any more.
-void print_line(LogLevel level, const std::string& text);
+void log_or_print(LogLevel level, const std::string& text);
 
 struct Env {
   std::string backend;  // NVFP4_MOE_BACKEND: used if the option is "auto"

@@ -208,14 +208,11 @@ void RowCheck::report() noexcept {
   for (int i = 0; i < kSampleSlots; ++i) waiting += slot(i)->written != slot(i)->released;
   try {
     if (!worker_->failure.ok())
-      print_line(LogLevel::kError,
-                 worker_->failure.message() + " (no call returned this before the layer ended)");
+      log_or_print(LogLevel::kError,
+                   worker_->failure.message() + " (no call returned this before the layer ended)");
     if (waiting > 0)
-      print_line(LogLevel::kError, place() +
-                                       ": runs whose token was not checked before the layer "
-                                       "ended: " +
-                                       std::to_string(waiting) +
-                                       "; call status() after the last run");
+      log_or_print(LogLevel::kError, place() + ": runs not checked when the layer ended: " +
+                                         std::to_string(waiting) + "; call status() last");
   } catch (...) {  // no memory is left
   }
 }

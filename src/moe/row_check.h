@@ -71,7 +71,7 @@ class RowCheck {
   Sample* slot(int index) const;
   // Computes and compares. False: an expert has changed since.
   Result<bool> check(const Sample& sample);
-  // The same for the thread: a failure is logged, and any error but kCheckFailed says that the run
+  // The same for the thread: a failure is logged, and any error but kCheckFailed means that the run
   // could not be checked. `compared`: whether the token was.
   Status check_and_log(const Sample& sample, bool& compared) noexcept;
   // Makes the reference's expert `at` a copy of the layer's local expert. False: it has changed.

@@ -89,7 +89,7 @@ TEST_P(CudaCheck, DoesNotUseAnExpertThatIsHalfPacked) {
       });
   MoeOptions kind = tiny_options();
   kind.activation_format = ActivationFormat::kFp8;  // the only one that allocates there
-  if (declines(backend(), *MoeConfig::make(kind))) GTEST_SKIP();
+  if (declines(backend(), *MoeConfig::make(kind))) GTEST_SKIP() << "no fp8 activations";
   const TinyLayer tiny(kind);
   const auto layer = open(backend_here, tiny);
   ASSERT_NE(layer, nullptr);
@@ -177,8 +177,7 @@ TEST_P(CudaCheck, PrintsHowManyTokensItHasNotChecked) {
   layer.reset();
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
             std::string("NVFP4_MOE_CHECK: backend ") + backend().name +
-                ": runs whose token was not checked before the layer ended: 3; call status() after "
-                "the last run\n");
+                ": runs not checked when the layer ended: 3; call status() last\n");
   other.join();
   device_is_busy = false;
   cudaFreeHost(end);
@@ -214,7 +213,7 @@ TEST_P(CudaCheck, DoesNotWaitForABusyDevice) {
   set_log_callback(nullptr, nullptr);
   ASSERT_EQ(logged.size(), 3u);
   EXPECT_THAT(logged[1], HasSubstr("run 1: "));
-  EXPECT_THAT(logged[2], HasSubstr("not checked before the layer ended: 2; "));
+  EXPECT_THAT(logged[2], HasSubstr("not checked when the layer ended: 2; "));
 }
 
 }  // namespace

@@ -240,13 +240,13 @@ Status RowCheck::check_and_log(const Sample& sample, bool& compared) noexcept {
 Result<bool> RowCheck::load(int64_t at, int64_t local_expert, uint64_t replaced) {
   Resident& resident = residents_[reference_->index_of(at)];
   ExpertBuffers buffers;
-  uint64_t number = 0;  // of the expert's last replacement
+  uint64_t last_replaced = 0;
   {
     const Hold held = hold();
     const uint64_t now = replaced_at_[weights_.index_of(local_expert)];
     if (now > replaced) return false;
     if (resident.expert == local_expert && resident.replaced == now) return true;
-    number = now;
+    last_replaced = now;
     // The sample was written after the last replacement of this expert, and no other one can begin
     // meanwhile, so that the bytes are at rest.
     NVFP4_MOE_TRY(sampler_->unpack(weights_, local_expert, backend_.unpack_expert, buffers));
@@ -257,7 +257,7 @@ Result<bool> RowCheck::load(int64_t at, int64_t local_expert, uint64_t replaced)
   resident = {};  // stays so if packing fails or throws halfway
   NVFP4_MOE_TRY(kReferenceBackend.pack_expert(*reference_, at,
                                               source_of(buffers, config, intermediate_size)));
-  resident = {local_expert, number};
+  resident = {local_expert, last_replaced};
   return true;
 }
 

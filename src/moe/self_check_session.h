@@ -28,7 +28,8 @@ struct CheckLayer {
   RouterWeight router_weight = RouterWeight::kAfterDown;
   bool biases = false;
 
-  void set(MoeOptions& options) const;  // what exact_options leaves to its caller
+  // Sets the options that exact_options leaves to its caller.
+  void set(MoeOptions& options) const;
 };
 std::array<CheckLayer, 3> check_layers(Activation activation);
 // How a run differs from the plan of its batch.

@@ -17,7 +17,7 @@
 
 namespace {
 std::atomic<bool> device_is_busy{false};    // as cudaStreamQuery reports
-thread_local bool has_set_device = false;   // by the calling thread
+thread_local bool has_set_device = false;   // whether the calling thread has called cudaSetDevice
 thread_local bool next_new_throws = false;  // in the calling thread
 }  // namespace
 

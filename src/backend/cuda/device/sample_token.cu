@@ -207,11 +207,16 @@ class CudaRowSampler final : public RowSampler {
     const auto borrowed = [](const Buffer& buffer) {
       return Buffer(buffer.data(), buffer.size_bytes(), {});
     };
-    PackedWeights same{weights.config,          weights.range,           weights.scales,
-                       weights.tensor_scales,   borrowed(weights.bytes), weights.device,
-                       weights.zero_scale_codes};
-    same.staging = borrowed(staging_);
-    same.unpack_stream = stream_;
+    const PackedWeights same{.config = weights.config,
+                             .range = weights.range,
+                             .scales = weights.scales,
+                             .tensor_scales = weights.tensor_scales,
+                             .bytes = borrowed(weights.bytes),
+                             .device = weights.device,
+                             .zero_scale_codes = weights.zero_scale_codes,
+                             .staging = borrowed(staging_),
+                             .fp8_weights = weights.fp8_weights,
+                             .unpack_stream = stream_};
     return unpack_expert(same, local_expert, out);
   }
 

@@ -98,6 +98,7 @@ int attribute(cudaDeviceAttr which) {
     case cudaDevAttrCanMapHostMemory:
     case cudaDevAttrCanUseHostPointerForRegisteredMem:
     case cudaDevAttrIpcEventSupport:
+    case cudaDevAttrMemoryPoolsSupported:
     case cudaDevAttrConcurrentKernels:
     case cudaDevAttrAsyncEngineCount: return 1;
     default: return 0;

@@ -8,11 +8,13 @@ namespace nvfp4_moe::internal {
 
 struct DeviceStreams {
   // Makes `device` current for the calling thread, which then disturbs no capture for as long as it
-  // lives, and returns a stream that does not synchronize with the default stream.
+  // lives, and returns a stream that does not synchronize with the default stream. Freeing memory
+  // that the thread allocates does not wait either if the device has a memory pool; it must be
+  // freed before the stream is closed.
   Result<void*> (*open)(int device);
   // Whether all work of the stream has ended; the device's error if it failed. Never waits.
   Result<bool> (*has_ended)(void* stream);
-  // The stream's work has ended.
+  // The stream's work has ended. Called by the thread that opened it.
   void (*close)(void* stream);
 };
 

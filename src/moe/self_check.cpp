@@ -81,7 +81,7 @@ CheckOutcome run_self_check(const CheckScope& scope, const DeviceFacts& device,
   }
   std::unique_lock lock(shared->mutex);
   shared->changed.wait_until(lock, deadline, [&] { return shared->outcome.has_value(); });
-  // Freeing the check's memory waits for all work of the device, which may be a caller's own.
+  // On a device without a memory pool, freeing waits for all work, which may be a caller's own.
   shared->changed.wait_for(lock, kTimeToFree, [&] { return shared->ended; });
   if (shared->outcome.has_value()) {
     outcome = *shared->outcome;

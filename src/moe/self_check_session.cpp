@@ -109,6 +109,8 @@ CheckSession::CheckSession(const CheckScope& scope, const DeviceFacts& device,
       begins_(std::move(begins)) {}
 
 CheckSession::~CheckSession() {
+  layers_.clear();
+  buffers_.clear();
   if (stream_ != nullptr) streams_->close(stream_);
 }
 

@@ -47,9 +47,8 @@ struct CheckRun {
   std::vector<float> out;  // (tokens, hidden)
 };
 
-// Owns all device memory of a check, and frees none of it earlier, since that waits for the work of
-// all streams. If the check timed out, it must not be destroyed: the kernel may still use that
-// memory.
+// Owns all device memory of a check. If the check timed out, it must not be destroyed: the kernel
+// may still use that memory. Lives in one thread.
 class CheckSession {
  public:
   using Clock = std::chrono::steady_clock;

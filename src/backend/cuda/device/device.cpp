@@ -3,6 +3,9 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
 
 #include "backend/cuda/device/outside_captures.h"
 #include "backend/cuda_driver.h"
@@ -23,12 +26,15 @@ DeviceGuard::~DeviceGuard() {
   if (previous_ >= 0) cudaSetDevice(previous_);
 }
 
-Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  const OutsideCaptures outside;
-  void* data = nullptr;
-  const cudaError_t error = cudaMalloc(&data, std::max<size_t>(size_bytes, 1));
+namespace {
+
+thread_local cudaStream_t pool_stream = nullptr;  // null: `allocate` uses cudaMalloc
+
+// The memory that a call of CUDA has returned, or why it has returned none. free: frees it while
+// its device is current.
+template <class Free>
+Result<Buffer> as_buffer(cudaError_t error, void* data, size_t size_bytes, int device,
+                         const char* purpose, Free free) {
   if (error != cudaSuccess) {
     cudaGetLastError();  // a failed allocation leaves the context usable
     const std::string where = "cuda:" + std::to_string(device);
@@ -41,14 +47,46 @@ Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose) {
         (std::string(purpose) + ": " + std::to_string(size_bytes) + " bytes on " + where).c_str());
   }
   return Buffer(static_cast<std::byte*>(data), size_bytes,
-                [device, process = fork_count()](std::byte* bytes, size_t) {
+                [device, free = std::move(free), process = fork_count()](std::byte* bytes, size_t) {
                   if (process != fork_count())
                     return;  // CUDA does not work in a forked child, and the memory is its parent's
                   const DeviceGuard release(device);
                   const OutsideCaptures outside;
-                  cudaFree(bytes);
+                  free(bytes);
                 });
 }
+
+}  // namespace
+
+Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose) {
+  if (pool_stream != nullptr)
+    return allocate_pooled(size_bytes, device, purpose, pool_stream,
+                           std::make_shared<void*>(pool_stream));
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const OutsideCaptures outside;
+  void* data = nullptr;
+  const cudaError_t error = cudaMalloc(&data, std::max<size_t>(size_bytes, 1));
+  return as_buffer(error, data, size_bytes, device, purpose, cudaFree);
+}
+
+Result<Buffer> allocate_pooled(size_t size_bytes, int device, const char* purpose,
+                               cudaStream_t stream, std::shared_ptr<void*> release_in) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const OutsideCaptures outside;
+  void* data = nullptr;
+  const cudaError_t error = cudaMallocAsync(&data, std::max<size_t>(size_bytes, 1), stream);
+  NVFP4_MOE_ASSIGN(Buffer buffer, as_buffer(error, data, size_bytes, device, purpose,
+                                            [release_in = std::move(release_in)](std::byte* bytes) {
+                                              cudaFreeAsync(bytes,
+                                                            static_cast<cudaStream_t>(*release_in));
+                                            }));
+  NVFP4_MOE_TRY(check(cudaStreamSynchronize(stream), purpose));
+  return Result<Buffer>(std::move(buffer));
+}
+
+void use_pool_in_this_thread(cudaStream_t stream) { pool_stream = stream; }
 
 namespace {
 

@@ -1,6 +1,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/device/check.h"
+#include "backend/cuda/device/device.h"
 #include "backend/device_streams.h"
 
 namespace nvfp4_moe::internal::cuda {
@@ -14,6 +15,10 @@ Result<void*> open(int device) {
   cudaStream_t stream = nullptr;
   NVFP4_MOE_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
                       "cudaStreamCreateWithFlags"));
+  int has_pool = 0;
+  NVFP4_MOE_TRY(check(cudaDeviceGetAttribute(&has_pool, cudaDevAttrMemoryPoolsSupported, device),
+                      "cudaDevAttrMemoryPoolsSupported"));
+  if (has_pool != 0) use_pool_in_this_thread(stream);
   return static_cast<void*>(stream);
 }
 
@@ -27,7 +32,10 @@ Result<bool> has_ended(void* stream) {
   return true;
 }
 
-void close(void* stream) { cudaStreamDestroy(static_cast<cudaStream_t>(stream)); }
+void close(void* stream) {
+  use_pool_in_this_thread(nullptr);
+  cudaStreamDestroy(static_cast<cudaStream_t>(stream));
+}
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::cuda

@@ -2,8 +2,7 @@
 //
 // A CUDA graph reads weights at fixed addresses, so the new expert must be copied over the old one.
 // One kernel copies all its parts: between two kernels, another thread's replay could start. The
-// staged expert is in memory of the device's pool, which is freed in stream order; cudaFree would
-// wait for the whole device.
+// staged expert is in memory of the device's pool, which is freed in stream order.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -89,31 +88,6 @@ ExpertParts parts_of(const PackedWeights& weights, int64_t local_expert,
   return parts;
 }
 
-// Memory of the device's pool, usable in every stream, and freed in the order of `release_in`.
-Result<Buffer> allocate_pooled(size_t size_bytes, int device, const char* purpose,
-                               std::shared_ptr<void*> release_in) {
-  void* data = nullptr;
-  cudaError_t error = cudaMallocAsync(&data, size_bytes, kReplaceStream);
-  if (error == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    size_t free_bytes = 0, total_bytes = 0;
-    NVFP4_MOE_TRY(check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo"));
-    return out_of_memory(purpose, size_bytes, "cuda:" + std::to_string(device), free_bytes,
-                         total_bytes);
-  }
-  NVFP4_MOE_TRY(check(error, purpose));
-  Buffer buffer(static_cast<std::byte*>(data), size_bytes,
-                [device, release_in = std::move(release_in), process = fork_count()](
-                    std::byte* bytes, size_t) {
-                  if (process != fork_count()) return;
-                  const DeviceGuard guard(device);
-                  const OutsideCaptures outside;
-                  cudaFreeAsync(bytes, static_cast<cudaStream_t>(*release_in));
-                });
-  NVFP4_MOE_TRY(check(cudaStreamSynchronize(kReplaceStream), purpose));
-  return Result<Buffer>(std::move(buffer));
-}
-
 Result<StagedExpert> stage(const PackedWeights& weights, int64_t local_expert,
                            const ExpertSource& source,
                            Status (*pack)(PackedWeights&, int64_t, const ExpertSource&)) {
@@ -133,13 +107,14 @@ Result<StagedExpert> stage(const PackedWeights& weights, int64_t local_expert,
                       std::make_shared<void*>(kReplaceStream)};
   PackedWeights& one = staged.weights;
   one.device = weights.device;
-  NVFP4_MOE_ASSIGN(one.bytes,
-                   allocate_pooled(static_cast<size_t>(PackedLayout(config, range).total_bytes),
-                                   weights.device, "an expert packed apart", staged.release_in));
   NVFP4_MOE_ASSIGN(
-      one.staging,
-      allocate_pooled(static_cast<size_t>(expert_staging_bytes(one, only)), weights.device,
-                      "staging for packing", std::make_shared<void*>(kReplaceStream)));
+      one.bytes,
+      allocate_pooled(static_cast<size_t>(PackedLayout(config, range).total_bytes), weights.device,
+                      "an expert packed apart", kReplaceStream, staged.release_in));
+  NVFP4_MOE_ASSIGN(one.staging,
+                   allocate_pooled(static_cast<size_t>(expert_staging_bytes(one, only)),
+                                   weights.device, "staging for packing", kReplaceStream,
+                                   std::make_shared<void*>(kReplaceStream)));
   NVFP4_MOE_TRY(pack(one, only, source));
   one.staging = {};
   return Result<StagedExpert>(std::move(staged));

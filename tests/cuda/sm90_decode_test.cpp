@@ -133,7 +133,16 @@ using Sm90Fp8Decode = Sm90Decode;    // with E4M3 activations
 // Each adds something to a layer of plain SwiGLU.
 const std::vector<std::function<void(Case&)>>& kinds_of_layers() {
   static const std::vector<std::function<void(Case&)>> kinds = {
-      [](Case& c) { c.options.expert_biases = true; },
+      // All experts have rows: the biases of the last one are the last bytes of the weights.
+      [](Case& c) {
+        c.options.num_experts = c.range.count = 4;
+        c.options.expert_biases = true;
+      },
+      [](Case& c) {
+        c.options.num_experts = c.range.count = 4;
+        c.options.activation = Activation::kRelu2;
+        c.options.expert_biases = true;
+      },
       [](Case& c) { c.options.activation = Activation::kRelu2; },
       [](Case& c) {
         c.options.activation = Activation::kSwigluOai;

@@ -140,15 +140,14 @@ struct DecodeDown {
         float sum = at[0];
 #pragma unroll 1
         for (int32_t warp_k = 1; warp_k < 1 << args.down_k_shift; ++warp_k) sum += at[warp_k * 16];
-        const cuda::LaneBiases bias =
+        const float bias =
             part_of(args, share, active)
-                .down_biases.of(routing.expert_of[active],
-                                static_cast<uint32_t>(block * 16 + channel), args.hidden_size);
+                .down_biases.one(routing.expert_of[active],
+                                 static_cast<uint32_t>(block * 16 + channel), args.hidden_size);
         if constexpr (std::is_same_v<Products, Fp8Products>)
-          value =
-              fmaf(sum, routing.row_scales[assignment] * routing.scales[active].down, bias.first);
+          value = fmaf(sum, routing.row_scales[assignment] * routing.scales[active].down, bias);
         else
-          value = fmaf(sum * Products::kAccumulatorFactor, routing.scales[active].down, bias.first);
+          value = fmaf(sum * Products::kAccumulatorFactor, routing.scales[active].down, bias);
         if (!args.rows_fp32) value = cuda::bf16_to_float(cuda::bf16_from_float(value));
       }
       *at = value;

@@ -150,10 +150,8 @@ struct DecodeGateUp {
         value = args.activation.gated<false>(fmaf(gate * kFactor, scale * scales.gate, bias.first),
                                              fmaf(up * kFactor, scale * scales.up, bias.second));
     } else {
-      const float bias =
-          part.gemm1_biases
-              .of(routing.expert_of[group.active], static_cast<uint32_t>(channel), part.channels)
-              .first;
+      const float bias = part.gemm1_biases.one(routing.expert_of[group.active],
+                                               static_cast<uint32_t>(channel), part.channels);
       value = cuda::relu2(fmaf(up * kFactor, scale * scales.up, bias));
     }
     if (args.before_down && group.active < share.active_experts)

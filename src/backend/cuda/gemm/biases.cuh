@@ -40,6 +40,10 @@ struct BiasTable {
     const float* const at = address(expert, channel);
     return {__ldg(at), __ldg(at + to_second)};
   }
+  // The bias of one weight row alone, which may be the last.
+  __device__ float one(int32_t expert, uint32_t channel, int64_t channels) const {
+    return biases == nullptr || channel >= channels ? -0.0f : __ldg(address(expert, channel));
+  }
   __device__ const float* address(int32_t expert, uint32_t channel) const {
     return biases + int64_t{expert} * expert_stride + channel;
   }

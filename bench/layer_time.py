@@ -110,7 +110,8 @@ def in_one_launch(shape, tokens):
 
 
 def subtiles_of_a_warp(items, planned_items, k_tiles):
-    """Returns the subtiles of the busiest of 16 warps: share_warps in backend/sm90/decode.cu."""
+    """Returns the subtiles of the busiest of 16 warps as the measured kernels divided them: share_warps in
+    backend/sm90/decode.cu. W4A16 has been divided into equal runs since (backend/sm90/decode_runs.h)."""
 
     def of(count, warps):
         return math.ceil(count / (16 // warps)) * (math.ceil(k_tiles / warps) + (1.5 if warps > 1 else 1))

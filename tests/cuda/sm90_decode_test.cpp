@@ -3,10 +3,12 @@
 //
 // The case table (tests/layer) runs through it too, where a case has few tokens.
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "backend/sm90/decode_runs.h"
 #include "cases/cases.h"
 #include "cuda/device_memory.h"
 #include "cuda/graph.h"
@@ -102,6 +104,37 @@ TEST(Sm90DecodePlan, FewTokensOfLayersThatReadLittle) {
   }
 }
 
+// The runs of a phase's warps go through all subtiles in order, and no warp has two more than
+// another.
+TEST(Sm90DecodePlan, RunsOfWarpsAreEqualToWithinASubtile) {
+  struct Shape {
+    int32_t rows, k_tiles, last_k_tiles;
+  };
+  for (const Shape& of : {Shape{1, 1, 0}, Shape{0, 3, 5}, Shape{3, 5, 0}, Shape{15, 1, 0},
+                          Shape{17, 1, 1}, Shape{5, 17, 0}, Shape{6, 16, 0}, Shape{64, 6, 8},
+                          Shape{128, 4, 3}, Shape{7, 33, 2}, Shape{129, 11, 0}}) {
+    SCOPED_TRACE(testing::Message()
+                 << of.rows << " rows of " << of.k_tiles << ", one of " << of.last_k_tiles);
+    const cuda::Divider by_k_tiles(of.k_tiles);
+    int32_t row = 0, k_tile = 0, least = INT32_MAX, most = 0;
+    for (int32_t warp = 0; warp < sm90::kDecodeWarps; ++warp) {
+      const sm90::DecodeRun run(warp, of.rows, of.k_tiles, of.last_k_tiles, by_k_tiles);
+      least = std::min(least, run.last - run.first), most = std::max(most, run.last - run.first);
+      for (sm90::DecodeRows at(run); at.more();) {
+        EXPECT_EQ(at.row, row) << "warp " << warp;
+        EXPECT_EQ(at.k_tile, k_tile) << "warp " << warp;
+        const int32_t k_tiles = row < of.rows ? of.k_tiles : of.last_k_tiles, end = at.end(k_tiles);
+        ASSERT_GT(end, at.k_tile) << "warp " << warp;
+        k_tile = end < k_tiles ? end : 0, row += end == k_tiles;
+        at.advance(end);
+      }
+    }
+    EXPECT_EQ(k_tile, 0);
+    EXPECT_EQ(row, of.rows + (of.last_k_tiles > 0 ? 1 : 0));
+    EXPECT_LE(most - least, 1);
+  }
+}
+
 // ---- the layer, on Hopper
 
 class Sm90Decode : public testing::Test {
@@ -182,7 +215,7 @@ const std::vector<std::function<void(Case&)>>& kinds_of_layers() {
   return kinds;
 }
 
-// Every number of tokens: columns of one product, and all splits of warps along K.
+// Every number of tokens: columns of one product, and rows that begin and end in any of the runs.
 TEST_F(Sm90Decode, EveryNumberOfTokens) {
   for (int64_t tokens = 1; tokens <= 8; ++tokens) {
     expect_layer(decode_case(16, 4, 528, 144, tokens));

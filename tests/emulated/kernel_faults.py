@@ -54,7 +54,7 @@ BEFORE, AFTER = r"tcgen05\.fence::before_thread_sync;", r"tcgen05\.fence::after_
 COMMIT = r"tcgen05\.commit\.cta_group::1\.mbarrier::arrive::one\.shared::cluster\.b64 (\[%r\d+\]);"
 ADDS = r"setp\.ne\.u32 p, %r\d+, 0;(?=\s*tcgen05\.mma)"
 GEMM120, GEMM90 = "sm120_gemm[12]_kernel", "sm90_gemm[12]_kernelILm0ENS1_12GatheredRows"
-DECODE = r"sm90_decode_kernelI\w*Gemm1FunctionE0ELi8E"
+DECODE = r"sm90_decode_kernelI\w*Gemm1FunctionE0EE"
 GEMM80 = r"plain.*gemm(1_swiglu|2)_kernel"
 RELEASE = r"bar\.warp\.sync -1;(?=\n@%p\d+ bra [^\n]*\nadd\.s32 %r\d+, %r\d+, \d+;\s*mbarrier\.arrive)"
 PHASE = r"(mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[%r\d+\]), (%r\d+);"

@@ -42,8 +42,8 @@ constexpr bool has_wide_kernels(Activation activation) {
 // A run whose steps are one kernel, except for select_experts.
 struct OneLaunchPlan {
   int ctas = 0;               // all resident at once; 0: the run has a launch per step
-  int gate_up_warps_k = 0;    // that share 16 weight rows of gate/up along K
-  int down_warps_k = 0;       // that share an expert's 16 output channels along K
+  int gate_up_warps_k = 1;    // under fp8, that share 16 weight rows of gate/up along K
+  int down_warps_k = 1;       // the same of an expert's 16 output channels
   int64_t partial_bytes = 0;  // partials in shared memory
   int64_t shared_bytes = 0;
   bool operator==(const OneLaunchPlan&) const = default;

@@ -13,18 +13,15 @@ namespace {
 
 using cuda::Gemm1Function;
 
-constexpr int64_t kPartialBytesOfGateUp = DecodeGateUp<Gemm1Function::kSwiglu, 8>::kPartialBytes;
-static_assert(kPartialBytesOfGateUp == (DecodeGateUp<Gemm1Function::kSwiglu, 1>::kPartialBytes));
-
 // Weights that a batch reads on average, at most.
 constexpr double kMostBytes = 256e6;
 
-// Partial accumulators of down: two blocks of 16 channels.
+// Partial accumulators of down: two blocks of 16 channels, of `warps` warps.
 int64_t partial_bytes_of_down(int64_t rows, int warps) { return 2 * rows * warps * 16 * 4; }
 
-// Warps that share `items` rows of `k_tiles` subtiles each: the power of two with the least work
-// for the warp that has the most, at least `fewest`. A row costs as much as one more subtile, and
-// another half if warps wait for each other.
+// Under fp8: warps that share `items` rows of `k_tiles` subtiles each: the power of two with the
+// least work for the warp that has the most, at least `fewest`. A row costs as much as one more
+// subtile, and another half if warps wait for each other.
 int share_warps(int64_t items, int64_t k_tiles, int fewest = 1) {
   int best = fewest;
   int64_t least = INT64_MAX;
@@ -69,14 +66,18 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
   const int64_t groups_of_expert =
       (gate_rows(config->activation, inner) + inner) / cuda::kGroupRows;
   cuda::OneLaunchPlan plan;
-  plan.gate_up_warps_k =
-      share_warps(cuda::ceil_div(local * groups_of_expert, device.compute_units), k_tiles);
-  plan.down_warps_k = share_warps(
-      local + (shared > 0 ? 1 : 0),
-      shared > 0 ? std::min(down_k_tiles, shared_k_tiles) : down_k_tiles, fp8 ? kFp8DownWarps : 1);
-  plan.partial_bytes =
-      std::max(kPartialBytesOfGateUp,
-               partial_bytes_of_down(assignments + (shared > 0 ? tokens : 0), plan.down_warps_k));
+  const int64_t down_rows = assignments + (shared > 0 ? tokens : 0);
+  if (fp8) {
+    plan.gate_up_warps_k =
+        share_warps(cuda::ceil_div(local * groups_of_expert, device.compute_units), k_tiles);
+    plan.down_warps_k = share_warps(
+        local + (shared > 0 ? 1 : 0),
+        shared > 0 ? std::min(down_k_tiles, shared_k_tiles) : down_k_tiles, kFp8DownWarps);
+    plan.partial_bytes = std::max(int64_t{kFp8GateUpPartialBytes},
+                                  partial_bytes_of_down(down_rows, plan.down_warps_k));
+  } else {
+    plan.partial_bytes = kDecodePartialBytes + partial_bytes_of_down(down_rows, 1);
+  }
   // hidden, and later the intermediate
   const auto row_bytes = [&](int64_t tiles) {
     return fp8 ? tiles * cuda::kTileK : int64_t{decode_row_bytes(static_cast<int32_t>(tiles))};
@@ -91,7 +92,7 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
                                device.cta_shared_bytes / 2 + int64_t{1024});
   if (plan.shared_bytes >
       device.cta_shared_bytes -
-          static_cast<int64_t>(fp8 ? sizeof(Fp8DecodeRouting) : sizeof(DecodeRouting)))
+          static_cast<int64_t>(fp8 ? sizeof(Fp8DecodeRouting) : sizeof(Bf16DecodeRouting)))
     return {};
   plan.ctas = device.compute_units;
   return plan;
@@ -149,19 +150,15 @@ Status decode(const StepContext& step) {
   const cuda::OneLaunchPlan& plan = step.plan->one_launch;
   const DecodeArgs args = decode_args(step);
   const auto launch_of = [&]<Gemm1Function kFunction>() {
-    DecodeArgsOf<kFunction> own{};
+    Bf16DecodeArgsOf<kFunction> own{};
     static_cast<DecodeArgs&>(own) = args;
     if constexpr (kFunction == Gemm1Function::kGeluOrSitu)
       own.gelu_or_situ = cuda::GeluOrSitu::from(config);
-    const auto launch = [&]<int kColumns>() {
-      return cuda::launch_as<sm90_decode_kernel<kFunction, kColumns>>(
-          true, "decode", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
-          step.stream, own);
-    };
-    if (args.tokens == 1) return launch.template operator()<1>();
-    if (args.tokens == 2) return launch.template operator()<2>();
-    if (args.tokens <= 4) return launch.template operator()<4>();
-    return launch.template operator()<8>();
+    own.by_k_tiles = cuda::Divider(args.k_tiles);
+    own.by_down_k_tiles = cuda::Divider(args.routed.down_k_tiles);
+    return cuda::launch_as<sm90_decode_kernel<kFunction>>(
+        true, "decode", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
+        step.stream, own);
   };
   return cuda::with_gemm1_function(cuda::gemm1_function(config->activation), launch_of);
 }

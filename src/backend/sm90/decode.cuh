@@ -9,11 +9,13 @@
 // the intermediate of all ctas is in L2. Since a cta has an output channel of all experts, it adds
 // them in the order of k itself.
 //
-//   gate/up   `gate_up_warps_k` warps share a group along K: partials in shared memory, the
-//             activation, bf16 intermediate to global memory in the order of B fragments
-//   down      `down_warps_k` warps share an expert along K; partials in shared memory by
-//             assignment; then each row's sum, its rounding to row_format, and combine
+//   gate/up   rows of subtiles are groups: the activation, bf16 intermediate to global memory in
+//             the order of B fragments
+//   down      rows of subtiles are experts: results in shared memory by assignment; then each row's
+//             rounding to row_format, and combine
 //
+// The cta's rows of subtiles, one after the other, are divided among its warps into equal runs. The
+// warp that begins a row adds the partials of the warps that go on with it (decode_weights.cuh).
 // Products are mma.m16n8k16 of weights (16 rows) and tokens (8 columns).
 #pragma once
 
@@ -31,14 +33,14 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-template <cuda::Gemm1Function kFunction, int kColumns>
+template <cuda::Gemm1Function kFunction>
 __global__ void __launch_bounds__(kDecodeThreads, 1)
-    sm90_decode_kernel(const __grid_constant__ DecodeArgsOf<kFunction> args) {
+    sm90_decode_kernel(const __grid_constant__ Bf16DecodeArgsOf<kFunction> args) {
   extern __shared__ __align__(128) uint8_t decode_shared[];
-  __shared__ DecodeRouting routing;
+  __shared__ Bf16DecodeRouting routing;
   const auto thread = static_cast<int32_t>(threadIdx.x);
   uint8_t* const x = decode_shared + kDecodeRingBytes + args.partial_bytes;
-  auto* const partials = reinterpret_cast<float*>(decode_shared + kDecodeRingBytes);
+  const DecodePartials partials{reinterpret_cast<float4*>(decode_shared + kDecodeRingBytes)};
   const int32_t row_bytes = decode_row_bytes(args.k_tiles);
   cuda::ptx::prefetch_parameters(args);
   cuda::ptx::grid_dependency_wait();
@@ -64,20 +66,22 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     if (thread % 32 == 0) routing.nonfinite_of_warp[thread / 32] = nonfinite;
   }
   __syncthreads();
-  const DecodeShare share(args, routing.active_experts);
+  const Bf16DecodeShare share(args, routing.active_experts);
   DecodeScales scales;
   if (thread < share.all_active) {
     const TensorScales& of = part_of(args, share, thread).tensor_scales[routing.expert_of[thread]];
     scales = {of.gate, of.up, of.down};
   }
-  DecodeRing ring(decode_shared, DecodeSubtiles<>(args, share, routing));
+  DecodeRing ring(decode_shared, DecodeSubtiles(args, share, routing));
   ring.start();
   if (thread < share.all_active) routing.scales[thread] = scales;
   if (thread == 0) {
     uint32_t nonfinite = 0;
     for (int warp = 1; warp < kDecodeWarps; ++warp) nonfinite |= routing.nonfinite_of_warp[warp];
     routing.nonfinite_tokens = nonfinite;
-    cuda::ptx::mbarrier_init(cuda::ptx::shared_address(&routing.rows_full), 1);
+#pragma unroll 1
+    for (uint64_t& full : routing.rows_full)
+      cuda::ptx::mbarrier_init(cuda::ptx::shared_address(&full), 32);
     cuda::ptx::fence_mbarrier_init();
     if (blockIdx.x == 0) {
       RunStatus status;
@@ -88,23 +92,24 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     }
   }
   __syncthreads();
-  DecodeGateUp<kFunction, kColumns>{args, share, routing, x, row_bytes, partials}.run(ring);
+  DecodeGateUp<kFunction>{args, share, routing}.run(ring, share.gate_up, x, row_bytes, partials);
   // orders this cta's reads of hidden and its rows of the intermediate before the bulk copies
   cuda::ptx::fence_proxy_async();
   __syncthreads();
   const auto routed = static_cast<int32_t>(args.ids.assignments);
-  const DecodeDown<> down{args,
-                          share,
-                          routing,
-                          x,
-                          partials,
-                          routed,
-                          routed + (args.shared.groups > 0 ? args.tokens : 0)};
+  const DecodeDown<> down{
+      args,
+      share,
+      routing,
+      x,
+      reinterpret_cast<float*>(decode_shared + kDecodeRingBytes + kDecodePartialBytes),
+      routed,
+      routed + (args.shared.groups > 0 ? args.tokens : 0)};
   if (args.routed.row_elems % cuda::kTileK != 0 || args.shared.row_elems % cuda::kTileK != 0) {
     down.pad_rows();
     __syncthreads();
   }
-  down.run(ring);
+  down.run(ring, share.down, partials);
 }
 
 }  // namespace nvfp4_moe::internal::sm90

@@ -44,8 +44,9 @@ struct DecodeArgs {
   void* out;                    // (T, H)
   DType out_dtype;
   int32_t tokens, top_k, hidden_size, k_tiles;
-  int32_t gate_up_k_shift, down_k_shift;  // log2 of the warps that share a row of subtiles along K
-  int32_t partial_bytes;                  // in shared memory
+  // fp8: log2 of the warps that share a row of subtiles along K (decode_fp8.cuh)
+  int32_t gate_up_k_shift, down_k_shift;
+  int32_t partial_bytes;  // in shared memory: partials, and the values of down's rows
   cuda::Divider by_top_k, by_groups, by_ctas;
   cuda::GatedActivation activation;
   bool before_down;  // router weights multiply the intermediate, not the row
@@ -60,6 +61,10 @@ struct GeluOrSituDecodeArgs : DecodeArgs {
 template <cuda::Gemm1Function kFunction>
 using DecodeArgsOf = std::conditional_t<kFunction == cuda::Gemm1Function::kGeluOrSitu,
                                         GeluOrSituDecodeArgs, DecodeArgs>;
+template <cuda::Gemm1Function kFunction>
+struct Bf16DecodeArgsOf : DecodeArgsOf<kFunction> {
+  cuda::Divider by_k_tiles, by_down_k_tiles;  // of gate/up, of the routed experts' down
+};
 
 // ---- routing
 
@@ -70,7 +75,7 @@ struct DecodeScales {
 // An active expert is one with rows, and its index counts them in the order of their first
 // assignments; the shared expert follows. An assignment of the shared expert has the number T top_k
 // + token.
-struct DecodeRouting {
+struct alignas(8) DecodeRouting {       // some members are accessed in pairs
   uint32_t firsts_of[kDecodeExperts];   // first assignment of each local expert that has one
   int32_t experts[kDecodeAssignments];  // of each routed assignment, or -1
   int32_t active_of[kDecodeAssignments + kDecodeTokens];  // or -1
@@ -85,7 +90,12 @@ struct DecodeRouting {
   uint32_t nonfinite_tokens;
   uint32_t nonfinite_of_warp[kDecodeWarps];  // as each warp that reads hidden finds them
   uint32_t bad_ids, nonfinite_weights;
-  uint64_t rows_full;  // mbarrier: the intermediate is in shared memory
+};
+
+// With bf16 activations. The intermediate's rows are awaited in parts of kDecodeWarps experts.
+struct Bf16DecodeRouting : DecodeRouting {
+  static constexpr int kParts = (kDecodeActive + kDecodeWarps - 1) / kDecodeWarps;
+  uint64_t rows_full[kParts];  // mbarriers: the rows of a part are in shared memory
 };
 
 // With E4M3 activations.
@@ -101,7 +111,7 @@ struct Fp8DecodeRouting : DecodeRouting {
 };
 template <class Products>
 using DecodeRoutingOf =
-    std::conditional_t<std::is_same_v<Products, Fp8Products>, Fp8DecodeRouting, DecodeRouting>;
+    std::conditional_t<std::is_same_v<Products, Fp8Products>, Fp8DecodeRouting, Bf16DecodeRouting>;
 
 // Fills `to`, except for scales and nonfinite_tokens. Called by one warp, for up to 32 kPer
 // assignments. A lane has every 32nd one.

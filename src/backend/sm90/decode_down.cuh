@@ -51,7 +51,7 @@ struct DecodeDown {
   const DecodeShare& share;
   const DecodeRoutingOf<Products>& routing;
   uint8_t* x;       // the intermediate's rows: (assignments, row bytes), then the shared expert's
-  float* partials;  // (2, rows, warps that share an expert, 16)
+  float* partials;  // (2, rows, partials of a row, 16)
   int32_t routed, rows;  // assignments; with those of the shared expert
 
   __device__ uint8_t* row_of(int32_t assignment) const {
@@ -60,6 +60,13 @@ struct DecodeDown {
                ? x + assignment * bytes
                : x + routed * bytes +
                      (assignment - routed) * decode_row_bytes(args.shared.down_k_tiles);
+  }
+  // log2 of the partials of a row: under fp8 one for each warp that shares an expert.
+  __device__ int32_t partials_shift() const {
+    if constexpr (std::is_same_v<Products, Fp8Products>)
+      return args.down_k_shift;
+    else
+      return 0;
   }
   // Sets the elements of all rows beyond I to 0: they are multiplied too.
   __device__ void pad_rows() const {
@@ -70,29 +77,50 @@ struct DecodeDown {
         reinterpret_cast<uint4*>(row_of(row))[i] = uint4{};
     }
   }
-  // Waits for the grid, and starts the copies of all rows. Called by one warp.
+  // Waits for the grid, and starts the copies of all rows, part by part. Called by one warp.
   __device__ void fetch_rows() const {
+    constexpr int kPer = (kDecodeAssignments + kDecodeTokens + 31) / 32;
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-    const uint32_t full = cuda::ptx::shared_address(&routing.rows_full);
+    const auto bytes_of = [&](int32_t assignment) {
+      return static_cast<uint32_t>(
+          (assignment < routed ? args.routed.row_elems : args.shared.row_elems) * 2);
+    };
+    int32_t own_part[kPer];  // of the rows that this lane copies, or -1
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int32_t assignment = i * 32 + lane;
+      own_part[i] = assignment < rows ? routing.active_of[assignment] >> kDecodeWarpsShift : -1;
+    }
+#pragma unroll 1
+    for (int32_t part = 0; part < parts(); ++part) {
+      uint32_t bytes = 0;
+#pragma unroll
+      for (int i = 0; i < kPer; ++i)
+        if (own_part[i] == part) bytes += bytes_of(i * 32 + lane);
+      cuda::ptx::mbarrier_arrive_expect_tx(full(part), bytes);
+    }
     if (lane == 0) {
       wait_for_grid(&decode_grid_counter);
       cuda::ptx::fence_proxy_async();
-      cuda::ptx::mbarrier_arrive_expect_tx(
-          full, static_cast<uint32_t>(
-                    (routing.row_count * args.routed.row_elems +
-                     (args.shared.groups > 0 ? args.tokens * args.shared.row_elems : 0)) *
-                    2));
     }
     __syncwarp();
     const uint64_t policy = cuda::ptx::create_policy_evict_normal();
 #pragma unroll 1
-    for (int32_t assignment = lane; assignment < rows; assignment += 32)
-      if (routing.active_of[assignment] >= 0)
-        cuda::ptx::copy_bulk(
-            cuda::ptx::shared_address(row_of(assignment)), decode_row(args, assignment),
-            static_cast<uint32_t>(
-                (assignment < routed ? args.routed.row_elems : args.shared.row_elems) * 2),
-            full, policy);
+    for (int32_t part = 0; part < parts(); ++part)
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        const int32_t assignment = i * 32 + lane;
+        if (own_part[i] == part)
+          cuda::ptx::copy_bulk(cuda::ptx::shared_address(row_of(assignment)),
+                               decode_row(args, assignment), bytes_of(assignment), full(part),
+                               policy);
+      }
+  }
+  __device__ int32_t parts() const {
+    return (share.all_active + kDecodeWarps - 1) >> kDecodeWarpsShift;
+  }
+  __device__ uint32_t full(int32_t part) const {
+    return cuda::ptx::shared_address(&routing.rows_full[part]);
   }
 
   // Counts nonfinite rows, each in one cta.
@@ -113,33 +141,32 @@ struct DecodeDown {
     }
   }
 
-  __device__ void store(const DecodeAccumulators& accumulators, int buffer, int32_t active) const {
+  // Stores an expert's outputs. own: channels r and r + 8, tokens 2q and 2q + 1.
+  __device__ void store(const float (&own)[4], int buffer, int32_t active) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t q = lane % 4, r = lane / 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int32_t assignment = routing.rows[active][q * 2 + i];
       if (assignment < 0) continue;
-      float* const to =
-          partials + (((buffer * rows + assignment) << args.down_k_shift) + share.down_k) * 16;
-      to[r] = accumulators.at(i), to[r + 8] = accumulators.at(2 + i);
+      float* const to = partials + (buffer * rows + assignment) * 16;
+      to[r] = own[i], to[r + 8] = own[2 + i];
     }
   }
 
-  // A cta's partials of a block -> the rows' rounded values, in the space of the first
-  // partial.
-  // An assignment without a row becomes -0, which adds nothing.
+  // A cta's partials of a block -> the rows' rounded values, in the space of the first partial. An
+  // assignment without a row becomes -0, which adds nothing.
   __device__ void round_rows(int buffer, int32_t block) const {
 #pragma unroll 1
     for (auto i = static_cast<int32_t>(threadIdx.x); i < rows * 16; i += kDecodeThreads) {
       const int32_t assignment = i / 16, channel = i % 16, active = routing.active_of[assignment];
       float* const at =
-          partials + ((buffer * rows + assignment) << args.down_k_shift) * 16 + channel;
+          partials + ((buffer * rows + assignment) << partials_shift()) * 16 + channel;
       float value = -0.0f;
       if (active >= 0) {
         float sum = at[0];
 #pragma unroll 1
-        for (int32_t warp_k = 1; warp_k < 1 << args.down_k_shift; ++warp_k) sum += at[warp_k * 16];
+        for (int32_t warp_k = 1; warp_k < 1 << partials_shift(); ++warp_k) sum += at[warp_k * 16];
         const float bias =
             part_of(args, share, active)
                 .down_biases.one(routing.expert_of[active],
@@ -159,15 +186,15 @@ struct DecodeDown {
     const auto thread = static_cast<int32_t>(threadIdx.x);
     if (thread >= args.tokens * 16) return;
     const int32_t token = thread / 16, channel = thread % 16, first = token * args.top_k;
-    const float* const values = partials + ((buffer * rows) << args.down_k_shift) * 16 + channel;
+    const float* const values = partials + ((buffer * rows) << partials_shift()) * 16 + channel;
     float acc = 0;
 #pragma unroll 4
     for (int32_t k = 0; k < args.top_k; ++k) {
-      const float row = values[((first + k) << args.down_k_shift) * 16];
+      const float row = values[((first + k) << partials_shift()) * 16];
       acc = args.before_down ? acc + row : fmaf(routing.weights[first + k], row, acc);
     }
     if (args.shared.groups > 0) {
-      const float row = values[((routed + token) << args.down_k_shift) * 16];
+      const float row = values[((routed + token) << partials_shift()) * 16];
       acc = args.shared_weights != nullptr ? fmaf(routing.weights[routed + token], row, acc)
                                            : acc + row;
     }
@@ -177,19 +204,24 @@ struct DecodeDown {
                               acc);
   }
 
-  __device__ void run(DecodeRing<>& ring) const {
+  __device__ void run(DecodeRing<DecodeSubtiles>& ring, const DecodeRun& own_run,
+                      const DecodePartials& rest) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-    const int32_t q = lane % 4, token = lane / 4, warps_k = 1 << args.down_k_shift;
+    const int32_t q = lane % 4, token = lane / 4;
     Bf16Products::Constants constants;
     constants.pin();
     if (threadIdx.x < 32) fetch_rows();
-    cuda::ptx::mbarrier_wait(cuda::ptx::shared_address(&routing.rows_full), 0);
     int buffer = 0;
 #pragma unroll 1
     for (int32_t block = share.first_block; block < share.last_block; ++block, buffer ^= 1) {
+      DecodeRows experts(own_run);
+      int32_t missing = 0;
+      float own[4];
 #pragma unroll 1
-      for (int32_t active = share.down_m; active < share.all_active; active += down_warps_m(args)) {
-        const DecodePart& part = part_of(args, share, active);
+      while (experts.more()) {
+        const int32_t active = experts.row, k_tiles = part_of(args, share, active).down_k_tiles,
+                      end = experts.end(k_tiles);
+        cuda::ptx::mbarrier_wait(full(active >> kDecodeWarpsShift), 0);
         // A token without this expert reads another's row; its accumulators are not stored.
         int32_t assignment = routing.rows[active][token];
         const int32_t another = __reduce_max_sync(cuda::kAllLanes, assignment);
@@ -197,7 +229,7 @@ struct DecodeDown {
         const uint8_t* const own_row = row_of(assignment) + q * 16;
         DecodeAccumulators accumulators;
 #pragma unroll 1
-        for (int32_t k_tile = share.down_k; k_tile < part.down_k_tiles; k_tile += warps_k) {
+        for (int32_t k_tile = experts.k_tile; k_tile < end; ++k_tile) {
           DecodeColumns columns;
 #pragma unroll
           for (int i = 0; i < 4; ++i)
@@ -206,7 +238,20 @@ struct DecodeDown {
           ring.take<true>(weights);
           accumulators.multiply(weights, columns, constants);
         }
-        store(accumulators, buffer, active);
+        accumulators.sum(own);
+        if (experts.k_tile > 0) {
+          rest.put(own_run.warp, own);
+        } else {
+          missing = k_tiles - end;
+          if (missing > 0) break;
+          store(own, buffer, active);
+        }
+        experts.advance(end);
+      }
+      __syncthreads();
+      if (missing > 0) {
+        rest.add_rest(own_run, missing, own);
+        store(own, buffer, experts.row);
       }
       __syncthreads();
       round_rows(buffer, block);
@@ -217,6 +262,9 @@ struct DecodeDown {
         default: combine<DType::kBf16>(buffer, block);
       }
     }
+    // also the copies end before the cta
+#pragma unroll 1
+    for (int32_t part = 0; part < parts(); ++part) cuda::ptx::mbarrier_wait(full(part), 0);
     check_rows();
   }
 };

@@ -18,11 +18,13 @@
 #include "backend/cuda/ptx/address.cuh"
 #include "backend/cuda/ptx/arithmetic.cuh"
 #include "backend/cuda/ptx/fence.cuh"
+#include "backend/cuda/ptx/named_barrier.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/ptx/registers.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
 #include "backend/sm90/decode_down.cuh"
 #include "backend/sm90/decode_fp8_rows.cuh"
+#include "backend/sm90/decode_fp8_share.cuh"
 #include "backend/sm90/decode_gate_up.cuh"
 
 namespace nvfp4_moe::internal::sm90 {
@@ -68,9 +70,6 @@ struct Fp8Warp {
     return max((k_tiles - from + (1 << shift) - 1) >> shift, 0);
   }
 };
-
-// Down has four warps or more along K, also if a row has fewer subtiles.
-using Fp8Ring = DecodeRing<true>;
 
 // A warp's weights: the subtile that it has read last, and its ring.
 struct Fp8Stream {
@@ -176,15 +175,22 @@ struct Fp8Stream {
   }
 };
 
+// kColumns: tokens whose accumulators are kept: 1 or 2.
 template <cuda::Gemm1Function kFunction, int kColumns>
 struct Fp8GateUp {
-  using Base = DecodeGateUp<kFunction, kColumns, Fp8Products>;
-  static constexpr int kBatch = Base::kBatch, kPartials = Base::kPartials;
+  using Base = DecodeGateUp<kFunction, Fp8Products>;
+  static constexpr bool kGated = Base::kGated;
+  static constexpr int kBatch = 8 / kColumns;      // groups between two barriers of the warps
+  static constexpr int kPartials = 16 * kColumns;  // of a group and a warp
+  static constexpr int kChannels = kGated ? 8 : 16;
+  static_assert(2 * kDecodeWarps * kBatch * kPartials * 4 == kFp8GateUpPartialBytes);
+
   const Base base;
+  const Fp8Share& share;
+  float* partials;  // (2, 16 warps, kBatch, kPartials)
 
   __device__ void run(Fp8Stream& stream, const Fp8Columns& columns) const {
     const DecodeArgs& args = base.args;
-    const DecodeShare& share = base.share;
     const auto lane = static_cast<int32_t>(threadIdx.x % 32),
                warp = static_cast<int32_t>(threadIdx.x / 32);
     const int32_t q = lane % 4, r = lane / 4;
@@ -204,7 +210,7 @@ struct Fp8GateUp {
         float own[4];
         stream.multiply<false>(of, columns, args.k_tiles, index + from_first < share.last_group,
                                index + to_last < share.last_group, own);
-        float* const to = base.partials + ((buffer * kDecodeWarps + warp) * kBatch + i) * kPartials;
+        float* const to = partials + ((buffer * kDecodeWarps + warp) * kBatch + i) * kPartials;
         if constexpr (kColumns == 1) {
           if (q == 0) to[r] = own[0], to[r + 8] = own[2];
         } else if (q * 2 < kColumns) {
@@ -218,19 +224,55 @@ struct Fp8GateUp {
         __syncwarp();
       else
         cuda::ptx::named_barrier_sync(1 + share.gate_up_m, warps_k * 32);
-      base.store_batch(
-          at, first + from_first,
-          base.partials + (buffer * kDecodeWarps + (share.gate_up_m << args.gate_up_k_shift)) *
-                              kBatch * kPartials);
+      store_batch(at, first + from_first,
+                  partials + (buffer * kDecodeWarps + (share.gate_up_m << args.gate_up_k_shift)) *
+                                 kBatch * kPartials);
       at = group;
       buffer ^= 1;
+    }
+  }
+
+  // Stores the outputs of a batch of groups, from the partials of the warps that share them.
+  // Several lanes add the partials of one output.
+  __device__ void store_batch(const DecodeGroup& first_group, int32_t first,
+                              const float* of_warps) const {
+    constexpr int kOutputs = kBatch * kChannels * kColumns;
+    const DecodeArgs& args = base.args;
+    const int32_t warps_m = gate_up_warps_m(args), warps_k = 1 << args.gate_up_k_shift;
+    const int32_t thread = static_cast<int32_t>(threadIdx.x) & (warps_k * 32 - 1),
+                  adder_shift = max(args.gate_up_k_shift - 1, 0), adders = 1 << adder_shift,
+                  adder = thread & (adders - 1);
+#pragma unroll 1
+    for (int32_t output = thread >> adder_shift; output < kOutputs;
+         output += (warps_k * 32) >> adder_shift) {
+      const int32_t in_batch = output / (kChannels * kColumns),
+                    channel_of_group = output / kColumns % kChannels, token = output % kColumns;
+      float gate = 0, up = 0;
+#pragma unroll 1
+      for (int32_t warp_k = adder; warp_k < warps_k; warp_k += adders) {
+        const float* const from = of_warps + (warp_k * kBatch + in_batch) * kPartials;
+        if constexpr (kGated) gate += from[channel_of_group * kColumns + token];
+        up += from[(channel_of_group + (kGated ? 8 : 0)) * kColumns + token];
+      }
+#pragma unroll 1
+      for (int32_t distance = adders / 2; distance > 0; distance /= 2) {
+        if constexpr (kGated) gate += __shfl_xor_sync(cuda::kAllLanes, gate, distance);
+        up += __shfl_xor_sync(cuda::kAllLanes, up, distance);
+      }
+      if (adder != 0 || first + in_batch * warps_m >= share.last_group || token >= args.tokens)
+        continue;
+      DecodeGroup group = first_group;
+      group.advance(args, share, in_batch * warps_m);
+      const int32_t assignment = base.routing.rows[group.active][token];
+      if (assignment >= 0)
+        base.store(group, group.group * kChannels + channel_of_group, token, assignment, gate, up);
     }
   }
 };
 
 struct Fp8Down {
-  using Base = DecodeDown<Fp8Products>;
-  const Base base;
+  const DecodeDown<Fp8Products> base;
+  const Fp8Share& share;
 
   __device__ void store(const float (&own)[4], int buffer, int32_t active) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
@@ -241,14 +283,13 @@ struct Fp8Down {
       if (rank >= base.routing.first_rank[active + 1]) continue;
       float* const to = base.partials + (((buffer * base.rows + base.routing.assignment_of[rank])
                                           << base.args.down_k_shift) +
-                                         base.share.down_k) *
+                                         share.down_k) *
                                             16;
       to[r] = own[i], to[r + 8] = own[2 + i];
     }
   }
   __device__ void run(Fp8Stream& stream) const {
     const DecodeArgs& args = base.args;
-    const DecodeShare& share = base.share;
     const Fp8Warp of(args.down_k_shift);
     int buffer = 0;
 #pragma unroll 1
@@ -302,13 +343,13 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     }
   }
   __syncthreads();
-  const DecodeShare share(args, routing.active_experts);
+  const Fp8Share share(args, routing.active_experts);
   DecodeScales scales;
   if (thread < share.all_active) {
     const TensorScales& of = part_of(args, share, thread).tensor_scales[routing.expert_of[thread]];
     scales = {of.gate, of.up, of.down};
   }
-  Fp8Ring ring(decode_shared, DecodeSubtiles<true>(args, share, routing));
+  Fp8Ring ring(decode_shared, Fp8Subtiles(args, share, routing));
   ring.start();
   if (thread < share.all_active) routing.scales[thread] = scales;
   if (thread < 32) {
@@ -324,7 +365,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   stream.read();
   ring.template copy<false>();
   __syncthreads();
-  Fp8GateUp<kFunction, kColumns>{{args, share, routing, nullptr, 0, partials}}.run(stream, tokens);
+  Fp8GateUp<kFunction, kColumns>{{args, share, routing}, share, partials}.run(stream, tokens);
   __syncthreads();
   if (thread == 0) wait_for_grid(&decode_grid_counter);
   __syncthreads();
@@ -333,7 +374,8 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   __syncthreads();
   const auto routed = static_cast<int32_t>(args.ids.assignments);
   Fp8Down{{args, share, routing, x, partials, routed,
-           routed + (args.shared.groups > 0 ? args.tokens : 0)}}
+           routed + (args.shared.groups > 0 ? args.tokens : 0)},
+          share}
       .run(stream);
 }
 

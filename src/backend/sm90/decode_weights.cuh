@@ -9,36 +9,38 @@
 #include "backend/cuda/ptx/cp_async.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/sm90/decode_batch.cuh"
+#include "backend/sm90/decode_runs.h"
 #include "backend/sm90/dequantize.cuh"
 
 namespace nvfp4_moe::internal::sm90 {
 
-// The work of a cta, and of this warp in it.
+// The work of a cta.
 struct DecodeShare {
   int32_t active_experts, all_active;  // routed; with the shared expert
   int32_t first_group, last_group;     // of gate/up: [first, last)
   int32_t first_block, last_block;     // of 16 output channels
-  int32_t gate_up_m, gate_up_k;        // of this warp, for gate/up
-  int32_t down_m, down_k;
 
   __device__ DecodeShare(const DecodeArgs& args, int32_t routed) : active_experts(routed) {
-    const auto warp = static_cast<int32_t>(threadIdx.x / 32),
-               cta = static_cast<int32_t>(blockIdx.x);
+    const auto cta = static_cast<int32_t>(blockIdx.x);
     all_active = active_experts + (args.shared.groups > 0 ? 1 : 0);
     const int32_t groups = active_experts * args.routed.groups + args.shared.groups,
                   blocks = args.hidden_size / 16;
     first_group = args.by_ctas(groups * cta), last_group = args.by_ctas(groups * (cta + 1));
     first_block = args.by_ctas(blocks * cta), last_block = args.by_ctas(blocks * (cta + 1));
-    gate_up_m = warp >> args.gate_up_k_shift, gate_up_k = warp & ((1 << args.gate_up_k_shift) - 1);
-    down_m = warp >> args.down_k_shift, down_k = warp & ((1 << args.down_k_shift) - 1);
   }
 };
-__device__ inline int32_t gate_up_warps_m(const DecodeArgs& args) {
-  return kDecodeWarps >> args.gate_up_k_shift;
-}
-__device__ inline int32_t down_warps_m(const DecodeArgs& args) {
-  return kDecodeWarps >> args.down_k_shift;
-}
+// Under bf16 also this warp's work.
+struct Bf16DecodeShare : DecodeShare {
+  DecodeRun gate_up, down;  // rows: groups; active experts, of each block
+
+  template <cuda::Gemm1Function kFunction>
+  __device__ Bf16DecodeShare(const Bf16DecodeArgsOf<kFunction>& args, int32_t routed)
+      : DecodeShare(args, routed),
+        gate_up(static_cast<int32_t>(threadIdx.x / 32), last_group - first_group, args.k_tiles, 0,
+                args.by_k_tiles),
+        down(static_cast<int32_t>(threadIdx.x / 32), routed, args.routed.down_k_tiles,
+             args.shared.groups > 0 ? args.shared.down_k_tiles : 0, args.by_down_k_tiles) {}
+};
 __device__ inline const DecodePart& part_of(const DecodeArgs& args, const DecodeShare& share,
                                             int32_t active) {
   return active < share.active_experts ? args.routed : args.shared;
@@ -59,83 +61,92 @@ struct DecodeGroup {
   }
 };
 
-// Goes through the subtiles of a warp: first those of gate/up, then those of down. A row of
-// subtiles, `left` of them `step` bytes apart, has the same 16 weight rows. kEmptyRows: this warp
-// may have none of a row's subtiles.
-template <bool kEmptyRows = false>
+// Goes through the subtiles of a warp: its run of gate/up, then its run of each block of down.
 struct DecodeSubtiles {
-  const DecodeArgs& args;
-  const DecodeShare& share;
-  const DecodeRouting& routing;
-  DecodeGroup group;
-  int32_t group_index, block, active;  // of the next row of subtiles
-  const uint8_t* at;                   // codes of the next subtile
-  int32_t left, step, scales_at;
+  static constexpr int64_t step = cuda::kTileBytes;  // from a subtile of a row to the next one
 
-  __device__ DecodeSubtiles(const DecodeArgs& args_, const DecodeShare& share_,
+  const DecodeArgs& args;
+  const Bf16DecodeShare& share;
+  const DecodeRouting& routing;
+  DecodeRows rows;          // from the next one on
+  int32_t block;            // of down; before the first one in gate/up
+  const uint8_t* at;        // codes of the next subtile
+  int32_t left, scales_at;  // subtiles of the row that are left
+
+  __device__ DecodeSubtiles(const DecodeArgs& args_, const Bf16DecodeShare& share_,
                             const DecodeRouting& routing_)
       : args(args_),
         share(share_),
         routing(routing_),
-        group(args, share, share.first_group + share.gate_up_m),
-        group_index(share.first_group + share.gate_up_m),
-        block(share.first_block),
-        active(share.down_m) {
+        rows(share.gate_up),
+        block(share.first_block - 1) {
     next_row<false>();
   }
   // Begins the next row; left = 0 at the end. kDown: no row of gate/up is left.
   template <bool kDown>
   __device__ void next_row() {
-    if constexpr (kEmptyRows)
-      while (begin_next<kDown>() && left == 0) {
-      }
-    else
-      begin_next<kDown>();
-  }
-  // Returns false at the end.
-  template <bool kDown>
-  __device__ bool begin_next() {
     left = 0;
-    if (!kDown && group_index < share.last_group) {
+    if (!rows.more()) {
+      rows = DecodeRows(share.down);
+      if (++block >= share.last_block || !rows.more()) return;
+    }
+    if (!kDown && block < share.first_block) {
+      const DecodeGroup group(args, share, share.first_group + rows.row);
       const DecodePart& part = part_of(args, share, group.active);
       begin(part.weights + routing.expert_of[group.active] * part.expert_stride, group.group,
-            args.k_tiles, share.gate_up_k, args.gate_up_k_shift);
-      group_index += gate_up_warps_m(args);
-      group.advance(args, share, gate_up_warps_m(args));
-      return true;
+            args.k_tiles);
+    } else {
+      const DecodePart& part = part_of(args, share, rows.row);
+      begin(part.weights + routing.expert_of[rows.row] * part.expert_stride + part.down_offset,
+            block, part.down_k_tiles);
     }
-    if (active >= share.all_active) {
-      if (share.down_m >= share.all_active) return false;
-      ++block, active = share.down_m;
-    }
-    if (block >= share.last_block) return false;
-    const DecodePart& part = part_of(args, share, active);
-    begin(part.weights + routing.expert_of[active] * part.expert_stride + part.down_offset, block,
-          part.down_k_tiles, share.down_k, args.down_k_shift);
-    active += down_warps_m(args);
-    return true;
   }
-  __device__ void begin(const uint8_t* matrix, int32_t group, int32_t k_tiles, int32_t warp_k,
-                        int32_t shift) {
+  __device__ void begin(const uint8_t* matrix, int32_t group, int32_t k_tiles) {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-    at = matrix + int64_t{(group >> 3) * k_tiles + warp_k} * cuda::kTileBytes + (group & 7) * 1024 +
-         lane * 16;
+    const int32_t end = rows.end(k_tiles);
+    at = matrix + int64_t{(group >> 3) * k_tiles + rows.k_tile} * cuda::kTileBytes +
+         (group & 7) * 1024 + lane * 16;
     scales_at = static_cast<int32_t>(cuda::kTileCodeBytes) - (group & 7) * (1024 - 128) - lane * 12;
-    left = (k_tiles - warp_k + (1 << shift) - 1) >> shift;
-    step = static_cast<int32_t>(cuda::kTileBytes) << shift;
+    left = end - rows.k_tile;
+    rows.advance(end);
+  }
+};
+
+// Partial accumulators in shared memory. A run that begins within a row stores its partials of that
+// row in its slot. The warp whose run has the row's first subtile adds them to its own in the order
+// of the runs, which is the order of K, so that equal calls have equal bits.
+struct DecodePartials {
+  float4* slots;  // (16 warps, 32 lanes)
+
+  __device__ void put(int32_t warp, const float (&values)[4]) const {
+    slots[warp * 32 + threadIdx.x % 32] = make_float4(values[0], values[1], values[2], values[3]);
+  }
+  // Adds the partials of the row of the run's last subtile. missing: subtiles of that row after the
+  // run. Called after a barrier of the cta.
+  __device__ void add_rest(const DecodeRun& run, int32_t missing, float (&to)[4]) const {
+    const int32_t end = run.last + missing;
+    int32_t next = run.warp + 1;
+#pragma unroll 1
+    for (int32_t begin = run.last; begin < end; ++next) {
+      const int32_t after = run.begin(next + 1);
+      if (after == begin) continue;  // an empty run
+      const float4 values = slots[next * 32 + threadIdx.x % 32];
+      to[0] += values.x, to[1] += values.y, to[2] += values.z, to[3] += values.w;
+      begin = after;
+    }
   }
 };
 
 // A warp's ring of subtiles in shared memory. Each lane copies the codes that it reads itself;
-// lanes share the scales.
-template <bool kEmptyRows = false>
+// lanes share the scales. Subtiles: the warp's, in order (DecodeSubtiles or Fp8Subtiles).
+template <class Subtiles>
 struct DecodeRing {
   uint32_t first, lane_codes,
       lane_scales;  // shared addresses: the ring, and within the first subtile
   uint32_t slot = 0;
-  DecodeSubtiles<kEmptyRows> subtiles;
+  Subtiles subtiles;
 
-  __device__ DecodeRing(const uint8_t* rings, const DecodeSubtiles<kEmptyRows>& subtiles_)
+  __device__ DecodeRing(const uint8_t* rings, const Subtiles& subtiles_)
       : first(cuda::ptx::shared_address(rings) +
               threadIdx.x / 32 * (kDecodeDepth * kDecodeSubtileBytes)),
         lane_codes(first + threadIdx.x % 32 * 16),
@@ -210,7 +221,10 @@ struct DecodeAccumulators {
                      step % 2 == 0 ? words.y : words.w);
     }
   }
-  __device__ float at(int i) const { return chains[0][i] + chains[1][i]; }
+  __device__ void sum(float (&to)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = chains[0][i] + chains[1][i];
+  }
 };
 
 }  // namespace nvfp4_moe::internal::sm90

@@ -1,0 +1,96 @@
+// A warp's share of the weights of the layer in one launch with E4M3 activations (decode_fp8.cuh):
+// a power of two of the warps share a row of subtiles along K.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/sm90/decode_weights.cuh"
+
+namespace nvfp4_moe::internal::sm90 {
+
+// The work of a cta, and of this warp in it.
+struct Fp8Share : DecodeShare {
+  int32_t gate_up_m, gate_up_k;  // of this warp, for gate/up
+  int32_t down_m, down_k;
+
+  __device__ Fp8Share(const DecodeArgs& args, int32_t routed) : DecodeShare(args, routed) {
+    const auto warp = static_cast<int32_t>(threadIdx.x / 32);
+    gate_up_m = warp >> args.gate_up_k_shift, gate_up_k = warp & ((1 << args.gate_up_k_shift) - 1);
+    down_m = warp >> args.down_k_shift, down_k = warp & ((1 << args.down_k_shift) - 1);
+  }
+};
+__device__ inline int32_t gate_up_warps_m(const DecodeArgs& args) {
+  return kDecodeWarps >> args.gate_up_k_shift;
+}
+__device__ inline int32_t down_warps_m(const DecodeArgs& args) {
+  return kDecodeWarps >> args.down_k_shift;
+}
+
+// Goes through the subtiles of a warp: first those of gate/up, then those of down. A row of
+// subtiles, `left` of them `step` bytes apart, has the same 16 weight rows. Down has four warps or
+// more along K, so this warp may have none of a row's subtiles.
+struct Fp8Subtiles {
+  const DecodeArgs& args;
+  const Fp8Share& share;
+  const DecodeRouting& routing;
+  DecodeGroup group;
+  int32_t group_index, block, active;  // of the next row of subtiles
+  const uint8_t* at;                   // codes of the next subtile
+  int32_t left, step, scales_at;
+
+  __device__ Fp8Subtiles(const DecodeArgs& args_, const Fp8Share& share_,
+                         const DecodeRouting& routing_)
+      : args(args_),
+        share(share_),
+        routing(routing_),
+        group(args, share, share.first_group + share.gate_up_m),
+        group_index(share.first_group + share.gate_up_m),
+        block(share.first_block),
+        active(share.down_m) {
+    next_row<false>();
+  }
+  // Begins the next row; left = 0 at the end. kDown: no row of gate/up is left.
+  template <bool kDown>
+  __device__ void next_row() {
+    while (begin_next<kDown>() && left == 0) {
+    }
+  }
+  // Returns false at the end.
+  template <bool kDown>
+  __device__ bool begin_next() {
+    left = 0;
+    if (!kDown && group_index < share.last_group) {
+      const DecodePart& part = part_of(args, share, group.active);
+      begin(part.weights + routing.expert_of[group.active] * part.expert_stride, group.group,
+            args.k_tiles, share.gate_up_k, args.gate_up_k_shift);
+      group_index += gate_up_warps_m(args);
+      group.advance(args, share, gate_up_warps_m(args));
+      return true;
+    }
+    if (active >= share.all_active) {
+      if (share.down_m >= share.all_active) return false;
+      ++block, active = share.down_m;
+    }
+    if (block >= share.last_block) return false;
+    const DecodePart& part = part_of(args, share, active);
+    begin(part.weights + routing.expert_of[active] * part.expert_stride + part.down_offset, block,
+          part.down_k_tiles, share.down_k, args.down_k_shift);
+    active += down_warps_m(args);
+    return true;
+  }
+  __device__ void begin(const uint8_t* matrix, int32_t group, int32_t k_tiles, int32_t warp_k,
+                        int32_t shift) {
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    at = matrix + int64_t{(group >> 3) * k_tiles + warp_k} * cuda::kTileBytes + (group & 7) * 1024 +
+         lane * 16;
+    scales_at = static_cast<int32_t>(cuda::kTileCodeBytes) - (group & 7) * (1024 - 128) - lane * 12;
+    left = (k_tiles - warp_k + (1 << shift) - 1) >> shift;
+    step = static_cast<int32_t>(cuda::kTileBytes) << shift;
+  }
+};
+
+using Fp8Ring = DecodeRing<Fp8Subtiles>;
+
+}  // namespace nvfp4_moe::internal::sm90

@@ -27,12 +27,13 @@ MEASURED = {
     "epilogue": (3328 / 32768, "clocks", "of a multiprocessor for an output",
                  "hopper.md: 13 instructions an output, 32 lanes, four schedulers"),
 }  # fmt: skip
-# Fitted on the 308 cells of the H200, with --fit.
+# Fitted on the 308 cells of the H200, with --fit; block_us later, with the others as they were.
 FITTED = {
     "gemm_us": (3.64, "us", "from the end of the kernel before a GEMM to its first products"),
     "kernel_us": (2.17, "us", "of any other kernel, if it has little to do"),
     "split_us": (1.85, "us", "arrival at split tiles, and their reduction"),
     "one_launch_us": (6.92, "us", "launch, routing, barrier and combine of the kernel of one launch"),
+    "block_us": (0.528, "us", "in that kernel, for each block of 16 output channels of a cta"),
     "tile": (3190, "clocks", "beginning and end of a work tile"),
     "rows_share": (1.37, "", "share of the memory bandwidth for rows between kernels (above 1: L2 holds some)"),
     "power_tb_s": (7.68, "TB/s", "weights, if the power cap were the only limit"),
@@ -101,17 +102,28 @@ def other_us(chip, batch, constants=CONSTANTS):
 # ---- Hopper
 
 
+SHARED_BYTES = 227 * 1024  # of a cta, at most
+
+
 def in_one_launch(shape, tokens):
     """Whether an sm90 layer under bf16 takes one launch: plan_decode in backend/sm90/decode.cu."""
     local, experts, top_k, hidden, intermediate = SHAPES[shape]
     chosen = local * (1 - (1 - top_k / experts) ** tokens)
     weights = chosen * 3 * hidden * intermediate * WEIGHT_BYTES
-    return tokens <= 8 and tokens * top_k <= 128 and weights <= 256e6 and intermediate <= hidden
+    assignments = tokens * top_k
+    rings, partials, routing = 16 * 4 * 1152, 8192 + 2 * assignments * 64, 9984
+    rows = max(tokens * row_bytes(hidden), assignments * row_bytes(intermediate))
+    return (tokens <= 8 and assignments <= 128 and weights <= 256e6 and intermediate <= hidden
+            and rings + partials + rows + routing <= SHARED_BYTES)  # fmt: skip
 
 
-def subtiles_of_a_warp(items, planned_items, k_tiles):
-    """Returns the subtiles of the busiest of 16 warps as the measured kernels divided them: share_warps in
-    backend/sm90/decode.cu. W4A16 has been divided into equal runs since (backend/sm90/decode_runs.h)."""
+def row_bytes(k):
+    return math.ceil(k / 128) * 256 + 64
+
+
+def subtiles_by_powers(items, planned_items, k_tiles):
+    """Returns the subtiles of the busiest of 16 warps if a power of two of them shares an item along K, as kernels
+    before f140f6f did."""
 
     def of(count, warps):
         return math.ceil(count / (16 // warps)) * (math.ceil(k_tiles / warps) + (1.5 if warps > 1 else 1))
@@ -119,13 +131,20 @@ def subtiles_of_a_warp(items, planned_items, k_tiles):
     return of(items, min((w for w in (1, 2, 4, 8, 16) if w <= k_tiles), key=lambda w: of(planned_items, w)))
 
 
+def subtiles_by_runs(items, _, k_tiles):
+    """The same if all items, one after the other, are divided into equal runs (backend/sm90/decode_runs.h)."""
+    return math.ceil(items * k_tiles / 16) + 1.5
+
+
 def one_launch_us(cell, hit, rate, constants):
     local, experts, top_k, hidden, intermediate = SHAPES[cell["shape"]]
     planned = math.ceil(cell["tokens"] * top_k * local / experts)
     groups = 2 * intermediate / 16 / MULTIPROCESSORS  # of an expert, for each cta
+    subtiles_of_a_warp = subtiles_by_runs if cell["by_runs"] else subtiles_by_powers
+    blocks = math.ceil(hidden / 16 / MULTIPROCESSORS)
     gate_up = subtiles_of_a_warp(math.ceil(hit * groups), math.ceil(planned * groups), math.ceil(hidden / 128))
-    down = math.ceil(hidden / 16 / MULTIPROCESSORS) * subtiles_of_a_warp(hit, planned, math.ceil(intermediate / 128))
-    total = constants["one_launch_us"]
+    down = blocks * subtiles_of_a_warp(hit, planned, math.ceil(intermediate / 128))
+    total = constants["one_launch_us"] + blocks * constants["block_us"]
     for subtiles, values in ((gate_up, 2 * hidden * intermediate), (down, hidden * intermediate)):
         warps = subtiles * constants["issue_one_launch"] / (constants["clock_ghz"] * 1e3)
         total += overlapped((hit * values * WEIGHT_BYTES / rate, warps), OVERLAP_ONE_LAUNCH)
@@ -178,6 +197,7 @@ def measured_cells():
                     "card": card, "record": "moe_bench", "shape": row["shape"], "tokens": row["tokens"],
                     "format": activations, "us": row["us"], "experts_hit": row["experts_hit"], "routing": "nearest",
                     "one_launch": activations == "bf16" and in_one_launch(row["shape"], row["tokens"]),
+                    "by_runs": False,
                 })  # fmt: skip
         record = json.loads(next(RESULTS.glob(f"hopper-few-tokens-{card.lower()}-*.json")).read_text())
         for shape, tokens, floor, _, _, one, several in record["rows"]:
@@ -187,7 +207,7 @@ def measured_cells():
             for kind, us, single in (("one launch", one, one_launch), ("a launch per step", several, False)):
                 cells.append({
                     "card": card, "record": kind, "shape": shape, "tokens": tokens, "format": "bf16", "us": us,
-                    "experts_hit": hit, "routing": "any", "one_launch": single,
+                    "experts_hit": hit, "routing": "any", "one_launch": single, "by_runs": "division" in record,
                 })  # fmt: skip
     return cells
 

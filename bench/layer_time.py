@@ -2,7 +2,7 @@
 """The time of a layer from the work of its plan and the rates of a chip: one model for Hopper, which is compared with
 measurements, and for Blackwell, which was never measured. docs/contribute/blackwell-estimate.md explains it.
 
-    bench/layer_time.py --fit bench/results/blackwell-estimate-b8c9577.json
+    bench/layer_time.py --fit bench/results/blackwell-estimate-2e0f1b0.json
         fits the constants named FITTED on the H200's cells, and then without each shape (needs scipy; a minute)
 """
 

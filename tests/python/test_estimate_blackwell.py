@@ -18,7 +18,7 @@ import records
 import sass_loops
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULT = ROOT / "bench/results/blackwell-estimate-b8c9577.json"
+RESULT = ROOT / "bench/results/blackwell-estimate-2e0f1b0.json"
 PAGE = ROOT / "docs/contribute/blackwell-estimate.md"
 
 LISTING = """

@@ -24,7 +24,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # a JIT compiler builds it; greedy choices do not need it
 
 _choose = random.Random(0)
-# Random tokens of ../common/models.py's vocabulary. ../common/judges.py says why there are this many prompts.
+# Random tokens of ../common/models.py's vocabulary. ../common/judges.py gives the reason for the number of prompts.
 PROMPTS = [[_choose.randrange(3, 384) for _ in range(_choose.randrange(3, 9))] for _ in range(24)]
 
 

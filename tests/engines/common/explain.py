@@ -1,8 +1,7 @@
 """Decides whether ties of routers explain the differences of a run whose routers are not recorded (compiled models)."""
 
 import dataclasses
-
-import torch
+import itertools
 
 
 @dataclasses.dataclass
@@ -30,17 +29,19 @@ def _worst(exact, said, bound):
 
 
 def _swaps_at_ties(logits, last, top_k, router_tie, swaps):
-    """(swaps with one more, how) for each router decision at a tie up to a position."""
+    """(swaps with one more, how) for each tie of a chosen expert and another in the router decisions up to a position.
+    More than two experts may be at a tie."""
     for layer, of_layer in enumerate(logits):
         for position in range(last + 1):
-            near = torch.topk(of_layer[position], top_k + 1)
-            margin = float(near.values[top_k - 1] - near.values[top_k])
-            if (layer, position) in swaps or margin > router_tie:
+            if (layer, position) in swaps:
                 continue
-            pair = (int(near.indices[top_k - 1]), int(near.indices[top_k]))
             # Everything after a swap is computed from other inputs, so swaps found there may no longer fit: drop them.
             before = {at: swap for at, swap in swaps.items() if at[1] < position or at[0] < layer}
-            yield before | {(layer, position): pair}, (layer, position, round(margin, 5))
+            values, experts = (found.tolist() for found in of_layer[position].sort(descending=True))
+            for chosen, other in itertools.product(range(top_k), range(top_k, len(experts))):
+                if (margin := values[chosen] - values[other]) <= router_tie:
+                    swap = {(layer, position): (experts[chosen], experts[other])}
+                    yield before | swap, (layer, position, round(margin, 5))
 
 
 def explain(truth, run, top_k, bound, router_tie):

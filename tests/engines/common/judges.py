@@ -1,4 +1,11 @@
-"""Checks that a served run is as near to its model's truth (truth.py) as the stock engine's run of the twin."""
+"""Checks that a served run is as near to its model's truth (truth.py) as the stock engine's run of the twin.
+
+The largest error of a few sequences is mostly chance: most of it comes from the rest of the model in bfloat16, and one
+other rounding moves it. That is why vLLM's runs have 24 prompts. Measured in vLLM on a host with AVX2, by drawing 1,000
+times from 48 prompts, on two seeds each of Qwen3-MoE and gpt-oss: with 3 prompts the library is beyond twice the twin's
+error in up to 8 % of the draws, and the twin beyond twice the library's in up to 7 %. With 24 prompts both are 0 for
+the seeds that are judged here, and at most 1.3 % for the others.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +34,13 @@ def judge_without_routers(truth_of_model, twin_run, run, what: str, least: int =
 
 
 def is_seen(truth_of_model, twin_run, run, what: str) -> bool:
-    """Tests the bounds: a run with wrong weights must exceed them, in a log-probability or in a router's decision."""
+    """Tests the bounds: a run with wrong weights must exceed them, in a log-probability or in a router's decision, and
+    in a log-probability that no router's ties explain if its routers had not been recorded."""
     twin, wrong = truth.measure(truth_of_model, twin_run), truth.measure(truth_of_model, run)
-    print(f"\n{what}: {wrong}\ntwin: {twin}")
-    return wrong.logprob > 2 * twin.logprob or max(wrong.expert_margins, default=0) > 2 * twin.router
+    explained = explain(truth_of_model, run, TOP_K, 2 * twin.logprob, 2 * twin.router)
+    print(f"\n{what}: {wrong}\ntwin: {twin}\nwithout routers: {explained.largest}")
+    seen = wrong.logprob > 2 * twin.logprob or max(wrong.expert_margins, default=0) > 2 * twin.router
+    return seen and explained.largest > 2 * twin.logprob
 
 
 def faults_beside(pair, run, what: str) -> list[str]:

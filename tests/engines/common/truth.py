@@ -4,7 +4,8 @@ The engine itself, run over the twin with the same weights, shows what bfloat16 
 mean square) of its log-probabilities, and of its routers' logits, against the truth. An NVFP4 model rounds activations
 at the same places as the twin, so its choices may differ only at ties: if the truth holds two tokens, or the last
 chosen expert and the first that is not, within twice that error, since each of the two may be off by it. After another
-choice of experts everything is computed from other inputs, so a sequence is compared only up to there.
+choice of experts everything is computed from other inputs, so the truth is computed again with that choice, and the
+whole sequence is compared.
 
 A run is a list by prompt of {"prompt", "tokens", "logprobs", "routers"}. logprobs are by position of prompt and tokens
 but the last, {token: log-probability}. routers are by layer {"logits": (T, E), "experts": (T, top_k)}, empty if they
@@ -103,21 +104,36 @@ class Errors:
         )
 
 
-def _flip(routers, logits, errors):
-    """Returns the first position with other experts than the truth's, or the number of positions."""
-    positions = len(routers[0]["experts"])
-    for position in range(positions):
-        for said, exact in zip(routers, logits, strict=True):
-            errors.decisions += 1
+def _other_choice(routers, logits, swaps):
+    """Returns the first decision that is not the truth's with these swaps, or None: (layer, position, experts that only
+    the truth chose, experts that only the run chose)."""
+    for position in range(len(routers[0]["experts"])):
+        for layer, (said, exact) in enumerate(zip(routers, logits, strict=True)):
             experts = set(said["experts"][position])
-            order = exact[position].argsort(descending=True).tolist()
-            if experts != set(order[: len(experts)]):
-                worst = min(float(exact[position][expert]) for expert in experts)
-                errors.expert_margins.append(float(exact[position][order[len(experts) - 1]]) - worst)
-                return position
-            off = (exact[position] - torch.tensor(said["logits"][position])).abs().max()
-            errors.router = max(errors.router, float(off))
-    return positions
+            expected = set(exact[position].argsort(descending=True)[: len(experts)].tolist())
+            if (layer, position) in swaps:
+                chosen, other = swaps[layer, position]
+                expected = expected - {chosen} | {other}
+            if experts != expected:
+                return layer, position, expected - experts, experts - expected
+    return None
+
+
+def _follow(truth, sequence, routers, errors):
+    """Returns the truth with the run's choices of experts: log-probabilities, router logits, and the number of
+    positions up to which the choices could be followed. Adds the margins of choices that are not the truth's."""
+    swaps = {}
+    exact, logits = truth.of(sequence)
+    while logits and (found := _other_choice(routers, logits, swaps)):
+        layer, position, chosen, others = found
+        of_experts = logits[layer][position]
+        margin = max(of_experts[expert] for expert in chosen) - min(of_experts[expert] for expert in others)
+        errors.expert_margins.append(float(margin))
+        if len(chosen) > 1 or (layer, position) in swaps:  # Truth.of swaps one expert of a decision
+            return exact, logits, position
+        swaps[layer, position] = (*chosen, *others)
+        exact, logits = truth.of(sequence, swaps)
+    return exact, logits, len(sequence)
 
 
 def measure(truth, run):
@@ -125,11 +141,15 @@ def measure(truth, run):
     errors = Errors()
     for result in run:
         sequence = result["prompt"] + result["tokens"][:-1]
-        exact, logits = truth.of(sequence)
         assert len(result["logprobs"]) == len(sequence)
         assert all(len(layer["experts"]) == len(sequence) for layer in result["routers"])
         # A model whose tokens go to all of its experts has no decisions to record.
-        for position in range(_flip(result["routers"], logits, errors) if logits else len(sequence)):
+        exact, logits, followed = _follow(truth, sequence, result["routers"], errors)
+        for said, of_layer in zip(result["routers"] if logits else [], logits, strict=True):
+            off = (of_layer[:followed] - torch.tensor(said["logits"])[:followed]).abs()
+            errors.router = max([errors.router, *off.flatten().tolist()])
+            errors.decisions += followed
+        for position in range(followed):
             for token, value in result["logprobs"][position].items():
                 error = abs(value - float(exact[position, int(token)]))
                 errors.values += 1

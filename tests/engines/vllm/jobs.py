@@ -38,12 +38,14 @@ def method_of(form: str) -> str:
     return f"NvFp4Moe{'ModelOpt' if form.startswith('modelopt') else 'CompressedTensors'}Method"
 
 
-def check_reloaded(result: dict) -> dict:
-    """Checks that reloads filled the same layers, and that the first weights, loaded last, give the first run again."""
+def check_reloaded(result: dict, other: dict) -> None:
+    """Checks that reloads filled the same layers, that the first reload gives the run of `other`, an engine that
+    started with those weights, and that the first weights, loaded last, give the first run again. To the last bit."""
     ok(result)
     assert all(handles == result["handles"][0] for handles in result["handles"])
+    assert ok(other)["runs"][0] != result["runs"][0], "other weights say something else"
+    assert result["runs"][1] == other["runs"][0], "the reloaded weights say what they say in an engine of their own"
     assert result["runs"][-1] == result["runs"][0], "back at the first weights"
-    return result
 
 
 def check_dummy(result: dict, method: str) -> None:

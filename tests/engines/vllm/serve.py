@@ -12,6 +12,7 @@ import gc
 import json
 import logging
 import os
+import random
 import sys
 import time
 import traceback
@@ -22,7 +23,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # a JIT compiler builds it; greedy choices do not need it
 
-PROMPTS = [[7, 11, 13, 17, 19, 23], [101, 99, 250, 301, 5], [300, 3, 77]]
+_choose = random.Random(0)
+# Random tokens of ../common/models.py's vocabulary. ../common/judges.py gives the reason for the number of prompts.
+PROMPTS = [[_choose.randrange(3, 384) for _ in range(_choose.randrange(3, 9))] for _ in range(24)]
 
 
 class _Kept(logging.Handler):

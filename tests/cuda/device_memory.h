@@ -11,6 +11,9 @@
 
 namespace nvfp4_moe::internal::test {
 
+// How often this executable has called cudaFree (memory_test.cpp).
+int64_t calls_of_cuda_free();
+
 template <class T, size_t kSlackBytes = 0>
 class OnDevice {
  public:

@@ -84,7 +84,11 @@ class SelfCheck : public BackendTest {
     return list;
   }
   void expect_passes(const CheckScope& scope) const {
+    const int64_t frees_before = calls_of_cuda_free();
     const CheckOutcome outcome = run_self_check(scope, device(), kPlenty);
+    // cudaFree waits for the kernels of all streams, and until then no other thread can launch any:
+    // the check would hold up a server, and not end beside a kernel that waits for its caller.
+    EXPECT_EQ(calls_of_cuda_free(), frees_before);
     EXPECT_EQ(outcome.verdict, Verdict::kPassed)
         << scope.name() << ": " << outcome.kernel << ": " << outcome.difference;
     EXPECT_GE(outcome.step_variants, 2) << scope.name();

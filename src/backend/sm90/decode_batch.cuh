@@ -16,7 +16,6 @@
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/small_batch.cuh"
 #include "backend/sm90/decode.h"
-#include "backend/sm90/decode_runs.h"
 #include "backend/sm90/dequantize.cuh"
 #include "backend/sm90/epilogue.cuh"
 
@@ -64,7 +63,7 @@ using DecodeArgsOf = std::conditional_t<kFunction == cuda::Gemm1Function::kGeluO
                                         GeluOrSituDecodeArgs, DecodeArgs>;
 template <cuda::Gemm1Function kFunction>
 struct Bf16DecodeArgsOf : DecodeArgsOf<kFunction> {
-  DecodeLength gate_up, down, shared_down;
+  cuda::Divider by_k_tiles, by_down_k_tiles;  // of gate/up, of the routed experts' down
 };
 
 // ---- routing

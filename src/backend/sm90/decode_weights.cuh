@@ -31,27 +31,15 @@ struct DecodeShare {
 };
 // Under bf16 also this warp's work.
 struct Bf16DecodeShare : DecodeShare {
-  DecodeRun gate_up, down;  // rows: groups; DecodeDownRow
+  DecodeRun gate_up, down;  // rows: groups; active experts, of each block
 
   template <cuda::Gemm1Function kFunction>
   __device__ Bf16DecodeShare(const Bf16DecodeArgsOf<kFunction>& args, int32_t routed)
       : DecodeShare(args, routed),
-        gate_up(static_cast<int32_t>(threadIdx.x / 32), last_group - first_group, args.gate_up, 0,
-                args.gate_up),
-        down(static_cast<int32_t>(threadIdx.x / 32), (last_block - first_block) * routed, args.down,
-             (last_block - first_block) * (all_active - active_experts), args.shared_down) {}
-};
-// A row of down's subtiles: 16 output channels of an active expert. Routed experts are those of the
-// cta's first block, then of the next one; then follow the blocks of the shared expert.
-struct DecodeDownRow {
-  int32_t block, active;  // block: from the cta's first one
-
-  __device__ DecodeDownRow(const DecodeShare& share, int32_t row) : block(0), active(row) {
-    const int32_t blocks = share.last_block - share.first_block;
-    while (active >= share.active_experts && block < blocks)
-      active -= share.active_experts, ++block;
-    if (block == blocks) block = active, active = share.active_experts;
-  }
+        gate_up(static_cast<int32_t>(threadIdx.x / 32), last_group - first_group, args.k_tiles, 0,
+                args.by_k_tiles),
+        down(static_cast<int32_t>(threadIdx.x / 32), routed, args.routed.down_k_tiles,
+             args.shared.groups > 0 ? args.shared.down_k_tiles : 0, args.by_down_k_tiles) {}
 };
 __device__ inline const DecodePart& part_of(const DecodeArgs& args, const DecodeShare& share,
                                             int32_t active) {
@@ -80,14 +68,18 @@ struct DecodeSubtiles {
   const DecodeArgs& args;
   const Bf16DecodeShare& share;
   const DecodeRouting& routing;
-  DecodeRows rows;  // from the next one on
-  bool in_down = false;
+  DecodeRows rows;          // from the next one on
+  int32_t block;            // of down; before the first one in gate/up
   const uint8_t* at;        // codes of the next subtile
   int32_t left, scales_at;  // subtiles of the row that are left
 
   __device__ DecodeSubtiles(const DecodeArgs& args_, const Bf16DecodeShare& share_,
                             const DecodeRouting& routing_)
-      : args(args_), share(share_), routing(routing_), rows(share.gate_up) {
+      : args(args_),
+        share(share_),
+        routing(routing_),
+        rows(share.gate_up),
+        block(share.first_block - 1) {
     next_row<false>();
   }
   // Begins the next row; left = 0 at the end. kDown: no row of gate/up is left.
@@ -95,20 +87,18 @@ struct DecodeSubtiles {
   __device__ void next_row() {
     left = 0;
     if (!rows.more()) {
-      if (in_down) return;
-      in_down = true, rows = DecodeRows(share.down);
-      if (!rows.more()) return;
+      rows = DecodeRows(share.down);
+      if (++block >= share.last_block || !rows.more()) return;
     }
-    if (!kDown && !in_down) {
+    if (!kDown && block < share.first_block) {
       const DecodeGroup group(args, share, share.first_group + rows.row);
       const DecodePart& part = part_of(args, share, group.active);
       begin(part.weights + routing.expert_of[group.active] * part.expert_stride, group.group,
             args.k_tiles);
     } else {
-      const DecodeDownRow of(share, rows.row);
-      const DecodePart& part = part_of(args, share, of.active);
-      begin(part.weights + routing.expert_of[of.active] * part.expert_stride + part.down_offset,
-            share.first_block + of.block, part.down_k_tiles);
+      const DecodePart& part = part_of(args, share, rows.row);
+      begin(part.weights + routing.expert_of[rows.row] * part.expert_stride + part.down_offset,
+            block, part.down_k_tiles);
     }
   }
   __device__ void begin(const uint8_t* matrix, int32_t group, int32_t k_tiles) {

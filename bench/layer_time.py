@@ -111,7 +111,7 @@ def in_one_launch(shape, tokens):
     chosen = local * (1 - (1 - top_k / experts) ** tokens)
     weights = chosen * 3 * hidden * intermediate * WEIGHT_BYTES
     assignments = tokens * top_k
-    rings, partials, routing = 16 * 4 * 1152, 8192 + 2 * assignments * 64, 9984
+    rings, partials, routing = 16 * 4 * 1152, 8192 + 2 * assignments * 64, 9984  # routing: Bf16DecodeRouting
     rows = max(tokens * row_bytes(hidden), assignments * row_bytes(intermediate))
     return (tokens <= 8 and assignments <= 128 and weights <= 256e6 and intermediate <= hidden
             and rings + partials + rows + routing <= SHARED_BYTES)  # fmt: skip

@@ -87,7 +87,7 @@ class SelfCheck : public BackendTest {
     const int64_t frees_before = calls_of_cuda_free();
     const CheckOutcome outcome = run_self_check(scope, device(), kPlenty);
     // cudaFree waits for the kernels of all streams, and until then no other thread can launch any:
-    // the check would hold up a server, and not end beside a kernel that waits for its caller.
+    // the check would hold up a server, and not end if a kernel waits for its caller.
     EXPECT_EQ(calls_of_cuda_free(), frees_before);
     EXPECT_EQ(outcome.verdict, Verdict::kPassed)
         << scope.name() << ": " << outcome.kernel << ": " << outcome.difference;

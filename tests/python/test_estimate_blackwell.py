@@ -120,6 +120,7 @@ def test_one_launch_is_chosen_as_in_the_backend():
         assert line in source, line
     assert layer_time.in_one_launch("v4flash", 2) and not layer_time.in_one_launch("v4flash", 4)
     assert not layer_time.in_one_launch("mixtral", 1), "its intermediate is wider than hidden"
+    assert not layer_time.in_one_launch("k3_ep8", 2), "its rows do not fit into shared memory"
 
 
 def test_plans_of_this_tree_are_those_of_the_record(result):

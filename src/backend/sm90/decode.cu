@@ -16,8 +16,10 @@ using cuda::Gemm1Function;
 // Weights that a batch reads on average, at most.
 constexpr double kMostBytes = 256e6;
 
-// Partial accumulators of down: two blocks of 16 channels, of `warps` warps.
-int64_t partial_bytes_of_down(int64_t rows, int warps) { return 2 * rows * warps * 16 * 4; }
+// Partial accumulators of down: `blocks` of 16 channels, of `warps` warps.
+int64_t partial_bytes_of_down(int64_t rows, int64_t blocks, int warps) {
+  return blocks * rows * warps * 16 * 4;
+}
 
 // Under fp8: warps that share `items` rows of `k_tiles` subtiles each: the power of two with the
 // least work for the warp that has the most, at least `fewest`. A row costs as much as one more
@@ -74,9 +76,11 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
         local + (shared > 0 ? 1 : 0),
         shared > 0 ? std::min(down_k_tiles, shared_k_tiles) : down_k_tiles, kFp8DownWarps);
     plan.partial_bytes = std::max(int64_t{kFp8GateUpPartialBytes},
-                                  partial_bytes_of_down(down_rows, plan.down_warps_k));
+                                  partial_bytes_of_down(down_rows, 2, plan.down_warps_k));
   } else {
-    plan.partial_bytes = kDecodePartialBytes + partial_bytes_of_down(down_rows, 1);
+    plan.partial_bytes =
+        kDecodePartialBytes +
+        partial_bytes_of_down(down_rows, cuda::ceil_div(hidden / 16, device.compute_units), 1);
   }
   // hidden, and later the intermediate
   const auto row_bytes = [&](int64_t tiles) {
@@ -154,8 +158,9 @@ Status decode(const StepContext& step) {
     static_cast<DecodeArgs&>(own) = args;
     if constexpr (kFunction == Gemm1Function::kGeluOrSitu)
       own.gelu_or_situ = cuda::GeluOrSitu::from(config);
-    own.by_k_tiles = cuda::Divider(args.k_tiles);
-    own.by_down_k_tiles = cuda::Divider(args.routed.down_k_tiles);
+    own.gate_up = DecodeLength(args.k_tiles);
+    own.down = DecodeLength(args.routed.down_k_tiles);
+    own.shared_down = DecodeLength(args.shared.down_k_tiles);
     return cuda::launch_as<sm90_decode_kernel<kFunction>>(
         true, "decode", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
         step.stream, own);

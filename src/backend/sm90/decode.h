@@ -11,10 +11,10 @@
 namespace nvfp4_moe::internal::sm90 {
 
 inline constexpr int kDecodeTokens = 8;         // at most: columns of one mma
-inline constexpr int kDecodeAssignments = 128;  // of routed experts, at most
+inline constexpr int kDecodeAssignments = 128;  // at most, without the shared expert's
 // Every assignment may have its own expert; then the shared expert.
 inline constexpr int kDecodeActive = kDecodeAssignments + 1;
-inline constexpr int kDecodeExperts = 1024;  // of a rank, at most
+inline constexpr int kDecodeExperts = 1024;  // a rank's, at most
 inline constexpr int kDecodeWarps = 16, kDecodeWarpsShift = 4, kDecodeThreads = kDecodeWarps * 32;
 static_assert(kDecodeWarps == 1 << kDecodeWarpsShift);
 // 16 weight rows x 128 k: 1 KiB of codes, 128 bytes of scales.

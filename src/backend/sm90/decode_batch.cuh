@@ -16,6 +16,7 @@
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/small_batch.cuh"
 #include "backend/sm90/decode.h"
+#include "backend/sm90/decode_runs.h"
 #include "backend/sm90/dequantize.cuh"
 #include "backend/sm90/epilogue.cuh"
 
@@ -23,13 +24,13 @@ namespace nvfp4_moe::internal::sm90 {
 
 // The routed experts, or the shared expert.
 struct DecodePart {
-  const uint8_t* weights;  // of expert 0
+  const uint8_t* weights;  // expert 0's tiles
   int64_t expert_stride;   // bytes
-  int64_t down_offset;     // of the tiles of down within an expert
-  int32_t groups;          // of 16 weight rows of gate/up, per expert; 0: there is no such part
+  int64_t down_offset;     // bytes from an expert's first tile to its first one of down
+  int32_t groups;          // groups of 16 weight rows of gate/up, per expert; 0: no such part
   int32_t down_k_tiles;
   int32_t channels;   // I
-  int32_t row_elems;  // of an intermediate row in global memory: I, rounded up to 32
+  int32_t row_elems;  // elements of an intermediate row in global memory: I, rounded up to 32
   uint16_t* rows;     // intermediate (T top_k, or T; row_elems) in the order of B fragments
   const TensorScales* tensor_scales;  // (E)
   cuda::BiasTable gemm1_biases, down_biases;
@@ -63,7 +64,7 @@ using DecodeArgsOf = std::conditional_t<kFunction == cuda::Gemm1Function::kGeluO
                                         GeluOrSituDecodeArgs, DecodeArgs>;
 template <cuda::Gemm1Function kFunction>
 struct Bf16DecodeArgsOf : DecodeArgsOf<kFunction> {
-  cuda::Divider by_k_tiles, by_down_k_tiles;  // of gate/up, of the routed experts' down
+  DecodeLength gate_up, down, shared_down;
 };
 
 // ---- routing
@@ -77,14 +78,14 @@ struct DecodeScales {
 // + token.
 struct alignas(8) DecodeRouting {       // some members are accessed in pairs
   uint32_t firsts_of[kDecodeExperts];   // first assignment of each local expert that has one
-  int32_t experts[kDecodeAssignments];  // of each routed assignment, or -1
+  int32_t experts[kDecodeAssignments];  // each routed assignment's local expert, or -1
   int32_t active_of[kDecodeAssignments + kDecodeTokens];  // or -1
   int32_t expert_of[kDecodeActive];                       // local expert of each active one
   int16_t rows[kDecodeActive][kDecodeTokens];  // assignment of (active expert, token), or -1
   DecodeScales scales[kDecodeActive];
   // router weights, then the shared expert's; 0 for an assignment without a row
   float weights[kDecodeAssignments + kDecodeTokens];
-  int32_t active_experts;     // of routed experts
+  int32_t active_experts;     // without the shared expert
   int32_t row_count;          // assignments with a row, without the shared expert's
   uint32_t tokens_with_rows;  // bit masks
   uint32_t nonfinite_tokens;
@@ -104,8 +105,8 @@ struct Fp8DecodeRouting : DecodeRouting {
   unsigned saturated[kDecodeTokens], zeroed[kDecodeTokens];  // blocks of hidden, of cta 0
   float hidden_scales[kDecodeTokens];                        // NaN for a nonfinite token
   // Rows of the intermediate are ranked by active expert, then by token.
-  int16_t first_rank[kDecodeActive + 1];                      // of each active expert
-  int16_t assignment_of[kDecodeAssignments + kDecodeTokens];  // of each rank
+  int16_t first_rank[kDecodeActive + 1];                      // each active expert's
+  int16_t assignment_of[kDecodeAssignments + kDecodeTokens];  // by rank
   float row_scales[kDecodeAssignments + kDecodeTokens];       // by assignment
   uint32_t magnitude_of_warp[kDecodeWarps];
 };

@@ -51,7 +51,7 @@ struct DecodeDown {
   const DecodeShare& share;
   const DecodeRoutingOf<Products>& routing;
   uint8_t* x;       // the intermediate's rows: (assignments, row bytes), then the shared expert's
-  float* partials;  // (2, rows, partials of a row, 16)
+  float* partials;  // (blocks, rows, partials of a row, 16); under fp8 of two blocks in turn
   int32_t routed, rows;  // assignments; with those of the shared expert
 
   __device__ uint8_t* row_of(int32_t assignment) const {
@@ -85,7 +85,7 @@ struct DecodeDown {
       return static_cast<uint32_t>(
           (assignment < routed ? args.routed.row_elems : args.shared.row_elems) * 2);
     };
-    int32_t own_part[kPer];  // of the rows that this lane copies, or -1
+    int32_t own_part[kPer];  // the part of each row that this lane copies, or -1
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       const int32_t assignment = i * 32 + lane;
@@ -142,26 +142,28 @@ struct DecodeDown {
   }
 
   // Stores an expert's outputs. own: channels r and r + 8, tokens 2q and 2q + 1.
-  __device__ void store(const float (&own)[4], int buffer, int32_t active) const {
+  __device__ void store(const float (&own)[4], const DecodeDownRow& of) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t q = lane % 4, r = lane / 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int32_t assignment = routing.rows[active][q * 2 + i];
+      const int32_t assignment = routing.rows[of.active][q * 2 + i];
       if (assignment < 0) continue;
-      float* const to = partials + (buffer * rows + assignment) * 16;
+      float* const to = partials + (of.block * rows + assignment) * 16;
       to[r] = own[i], to[r + 8] = own[2 + i];
     }
   }
 
-  // A cta's partials of a block -> the rows' rounded values, in the space of the first partial. An
-  // assignment without a row becomes -0, which adds nothing.
-  __device__ void round_rows(int buffer, int32_t block) const {
+  // A cta's partials of `blocks` blocks from `first` on -> the rows' rounded values, in the space
+  // of the first partial. An assignment without a row becomes -0, which adds nothing. buffer: the
+  // place of the first of these blocks in `partials`.
+  __device__ void round_rows(int buffer, int32_t first, int32_t blocks) const {
 #pragma unroll 1
-    for (auto i = static_cast<int32_t>(threadIdx.x); i < rows * 16; i += kDecodeThreads) {
-      const int32_t assignment = i / 16, channel = i % 16, active = routing.active_of[assignment];
-      float* const at =
-          partials + ((buffer * rows + assignment) << partials_shift()) * 16 + channel;
+    for (auto i = static_cast<int32_t>(threadIdx.x); i < blocks * rows * 16; i += kDecodeThreads) {
+      int32_t assignment = i / 16, block = first;
+      while (assignment >= rows) assignment -= rows, ++block;
+      const int32_t channel = i % 16, active = routing.active_of[assignment];
+      float* const at = partials + ((buffer * rows + i / 16) << partials_shift()) * 16 + channel;
       float value = -0.0f;
       if (active >= 0) {
         float sum = at[0];
@@ -181,11 +183,24 @@ struct DecodeDown {
     }
   }
 
+  // The same blocks. Called by all threads.
+  __device__ void combine(int buffer, int32_t first, int32_t blocks) const {
+#pragma unroll 1
+    for (auto i = static_cast<int32_t>(threadIdx.x); i < blocks * args.tokens * 16;
+         i += kDecodeThreads) {
+      int32_t token = i / 16, in_buffer = buffer;
+      while (token >= args.tokens) token -= args.tokens, ++in_buffer;
+      const int32_t block = first + in_buffer - buffer;
+      switch (args.out_dtype) {
+        case DType::kF32: combine<DType::kF32>(in_buffer, block, token, i % 16); break;
+        case DType::kF16: combine<DType::kF16>(in_buffer, block, token, i % 16); break;
+        default: combine<DType::kBf16>(in_buffer, block, token, i % 16);
+      }
+    }
+  }
   template <DType kOut>
-  __device__ void combine(int buffer, int32_t block) const {
-    const auto thread = static_cast<int32_t>(threadIdx.x);
-    if (thread >= args.tokens * 16) return;
-    const int32_t token = thread / 16, channel = thread % 16, first = token * args.top_k;
+  __device__ void combine(int buffer, int32_t block, int32_t token, int32_t channel) const {
+    const int32_t first = token * args.top_k;
     const float* const values = partials + ((buffer * rows) << partials_shift()) * 16 + channel;
     float acc = 0;
 #pragma unroll 4
@@ -211,57 +226,39 @@ struct DecodeDown {
     Bf16Products::Constants constants;
     constants.pin();
     if (threadIdx.x < 32) fetch_rows();
-    int buffer = 0;
+    DecodeRows at(own_run);
+    int32_t missing = 0;
+    float own[4];
 #pragma unroll 1
-    for (int32_t block = share.first_block; block < share.last_block; ++block, buffer ^= 1) {
-      DecodeRows experts(own_run);
-      int32_t missing = 0;
-      float own[4];
-#pragma unroll 1
-      while (experts.more()) {
-        const int32_t active = experts.row, k_tiles = part_of(args, share, active).down_k_tiles,
-                      end = experts.end(k_tiles);
-        cuda::ptx::mbarrier_wait(full(active >> kDecodeWarpsShift), 0);
-        // A token without this expert reads another's row; its accumulators are not stored.
-        int32_t assignment = routing.rows[active][token];
-        const int32_t another = __reduce_max_sync(cuda::kAllLanes, assignment);
-        if (assignment < 0) assignment = another;
-        const uint8_t* const own_row = row_of(assignment) + q * 16;
-        DecodeAccumulators accumulators;
-#pragma unroll 1
-        for (int32_t k_tile = experts.k_tile; k_tile < end; ++k_tile) {
-          DecodeColumns columns;
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            columns.words[i] = *reinterpret_cast<const uint4*>(own_row + (k_tile * 4 + i) * 64);
-          Bf16Products::Weights weights[2];
-          ring.take<true>(weights);
-          accumulators.multiply(weights, columns, constants);
-        }
-        accumulators.sum(own);
-        if (experts.k_tile > 0) {
-          rest.put(own_run.warp, own);
-        } else {
-          missing = k_tiles - end;
-          if (missing > 0) break;
-          store(own, buffer, active);
-        }
-        experts.advance(end);
+    while (at.more()) {
+      const DecodeDownRow of(share, at.row);
+      const int32_t k_tiles = part_of(args, share, of.active).down_k_tiles, end = at.end(k_tiles);
+      cuda::ptx::mbarrier_wait(full(of.active >> kDecodeWarpsShift), 0);
+      // A token without this expert reads another's row; its accumulators are not stored.
+      int32_t assignment = routing.rows[of.active][token];
+      const int32_t another = __reduce_max_sync(cuda::kAllLanes, assignment);
+      if (assignment < 0) assignment = another;
+      const uint8_t* const own_row = row_of(assignment) + q * 16;
+      multiply_subtiles<true>(ring, own_row, at.k_tile, end, constants, own);
+      if (at.k_tile > 0) {
+        rest.put(own_run.warp, own);
+      } else {
+        missing = k_tiles - end;
+        if (missing > 0) break;
+        store(own, of);
       }
-      __syncthreads();
-      if (missing > 0) {
-        rest.add_rest(own_run, missing, own);
-        store(own, buffer, experts.row);
-      }
-      __syncthreads();
-      round_rows(buffer, block);
-      __syncthreads();
-      switch (args.out_dtype) {
-        case DType::kF32: combine<DType::kF32>(buffer, block); break;
-        case DType::kF16: combine<DType::kF16>(buffer, block); break;
-        default: combine<DType::kBf16>(buffer, block);
-      }
+      at.advance(end);
     }
+    __syncthreads();
+    if (missing > 0) {
+      rest.add_rest(own_run, missing, own);
+      store(own, DecodeDownRow(share, at.row));
+    }
+    __syncthreads();
+    const int32_t blocks = share.last_block - share.first_block;
+    round_rows(0, share.first_block, blocks);
+    __syncthreads();
+    combine(0, share.first_block, blocks);
     // also the copies end before the cta
 #pragma unroll 1
     for (int32_t part = 0; part < parts(); ++part) cuda::ptx::mbarrier_wait(full(part), 0);

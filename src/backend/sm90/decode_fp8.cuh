@@ -302,13 +302,9 @@ struct Fp8Down {
         store(own, buffer, active);
       }
       __syncthreads();
-      base.round_rows(buffer, block);
+      base.round_rows(buffer, block, 1);
       __syncthreads();
-      switch (args.out_dtype) {
-        case DType::kF32: base.template combine<DType::kF32>(buffer, block); break;
-        case DType::kF16: base.template combine<DType::kF16>(buffer, block); break;
-        default: base.template combine<DType::kBf16>(buffer, block);
-      }
+      base.combine(buffer, block, 1);
     }
   }
 };

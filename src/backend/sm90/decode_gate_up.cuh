@@ -44,18 +44,7 @@ struct DecodeGateUp {
 #pragma unroll 1
     while (rows.more()) {
       const int32_t end = rows.end(args.k_tiles);
-      DecodeAccumulators accumulators;
-#pragma unroll 1
-      for (int32_t k_tile = rows.k_tile; k_tile < end; ++k_tile) {
-        Bf16Products::Weights weights[2];
-        DecodeColumns columns;
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          columns.words[j] = *reinterpret_cast<const uint4*>(own_row + (k_tile * 4 + j) * 64);
-        ring.take<false>(weights);
-        accumulators.multiply(weights, columns, constants);
-      }
-      accumulators.sum(own);
+      multiply_subtiles<false>(ring, own_row, rows.k_tile, end, constants, own);
       if (rows.k_tile > 0) {
         partials.put(own_run.warp, own);
       } else {

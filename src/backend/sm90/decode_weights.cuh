@@ -17,8 +17,8 @@ namespace nvfp4_moe::internal::sm90 {
 // The work of a cta.
 struct DecodeShare {
   int32_t active_experts, all_active;  // routed; with the shared expert
-  int32_t first_group, last_group;     // of gate/up: [first, last)
-  int32_t first_block, last_block;     // of 16 output channels
+  int32_t first_group, last_group;     // groups of gate/up: [first, last)
+  int32_t first_block, last_block;     // blocks of 16 output channels: [first, last)
 
   __device__ DecodeShare(const DecodeArgs& args, int32_t routed) : active_experts(routed) {
     const auto cta = static_cast<int32_t>(blockIdx.x);
@@ -31,15 +31,27 @@ struct DecodeShare {
 };
 // Under bf16 also this warp's work.
 struct Bf16DecodeShare : DecodeShare {
-  DecodeRun gate_up, down;  // rows: groups; active experts, of each block
+  DecodeRun gate_up, down;  // rows: groups; DecodeDownRow
 
   template <cuda::Gemm1Function kFunction>
   __device__ Bf16DecodeShare(const Bf16DecodeArgsOf<kFunction>& args, int32_t routed)
       : DecodeShare(args, routed),
-        gate_up(static_cast<int32_t>(threadIdx.x / 32), last_group - first_group, args.k_tiles, 0,
-                args.by_k_tiles),
-        down(static_cast<int32_t>(threadIdx.x / 32), routed, args.routed.down_k_tiles,
-             args.shared.groups > 0 ? args.shared.down_k_tiles : 0, args.by_down_k_tiles) {}
+        gate_up(static_cast<int32_t>(threadIdx.x / 32), last_group - first_group, args.gate_up, 0,
+                args.gate_up),
+        down(static_cast<int32_t>(threadIdx.x / 32), (last_block - first_block) * routed, args.down,
+             (last_block - first_block) * (all_active - active_experts), args.shared_down) {}
+};
+// A row of down's subtiles: 16 output channels of an active expert. Routed experts are those of the
+// cta's first block, then of the next one; then follow the blocks of the shared expert.
+struct DecodeDownRow {
+  int32_t block, active;  // block: from the cta's first one
+
+  __device__ DecodeDownRow(const DecodeShare& share, int32_t row) : block(0), active(row) {
+    const int32_t blocks = share.last_block - share.first_block;
+    while (active >= share.active_experts && block < blocks)
+      active -= share.active_experts, ++block;
+    if (block == blocks) block = active, active = share.active_experts;
+  }
 };
 __device__ inline const DecodePart& part_of(const DecodeArgs& args, const DecodeShare& share,
                                             int32_t active) {
@@ -61,25 +73,21 @@ struct DecodeGroup {
   }
 };
 
-// Goes through the subtiles of a warp: its run of gate/up, then its run of each block of down.
+// Goes through the subtiles of a warp: its run of gate/up, then its run of down.
 struct DecodeSubtiles {
   static constexpr int64_t step = cuda::kTileBytes;  // from a subtile of a row to the next one
 
   const DecodeArgs& args;
   const Bf16DecodeShare& share;
   const DecodeRouting& routing;
-  DecodeRows rows;          // from the next one on
-  int32_t block;            // of down; before the first one in gate/up
+  DecodeRows rows;  // from the next one on
+  bool in_down = false;
   const uint8_t* at;        // codes of the next subtile
   int32_t left, scales_at;  // subtiles of the row that are left
 
   __device__ DecodeSubtiles(const DecodeArgs& args_, const Bf16DecodeShare& share_,
                             const DecodeRouting& routing_)
-      : args(args_),
-        share(share_),
-        routing(routing_),
-        rows(share.gate_up),
-        block(share.first_block - 1) {
+      : args(args_), share(share_), routing(routing_), rows(share.gate_up) {
     next_row<false>();
   }
   // Begins the next row; left = 0 at the end. kDown: no row of gate/up is left.
@@ -87,18 +95,20 @@ struct DecodeSubtiles {
   __device__ void next_row() {
     left = 0;
     if (!rows.more()) {
-      rows = DecodeRows(share.down);
-      if (++block >= share.last_block || !rows.more()) return;
+      if (in_down) return;
+      in_down = true, rows = DecodeRows(share.down);
+      if (!rows.more()) return;
     }
-    if (!kDown && block < share.first_block) {
+    if (!kDown && !in_down) {
       const DecodeGroup group(args, share, share.first_group + rows.row);
       const DecodePart& part = part_of(args, share, group.active);
       begin(part.weights + routing.expert_of[group.active] * part.expert_stride, group.group,
             args.k_tiles);
     } else {
-      const DecodePart& part = part_of(args, share, rows.row);
-      begin(part.weights + routing.expert_of[rows.row] * part.expert_stride + part.down_offset,
-            block, part.down_k_tiles);
+      const DecodeDownRow of(share, rows.row);
+      const DecodePart& part = part_of(args, share, of.active);
+      begin(part.weights + routing.expert_of[of.active] * part.expert_stride + part.down_offset,
+            share.first_block + of.block, part.down_k_tiles);
     }
   }
   __device__ void begin(const uint8_t* matrix, int32_t group, int32_t k_tiles) {
@@ -226,5 +236,26 @@ struct DecodeAccumulators {
     for (int i = 0; i < 4; ++i) to[i] = chains[0][i] + chains[1][i];
   }
 };
+
+// Multiplies the subtiles [k_tile, end) of a row, which are the ring's next ones. activations: this
+// lane's first 16 bytes of its token's row, in the order of B fragments. to: rows r and r + 8,
+// tokens 2q and 2q + 1.
+template <bool kDown>
+__device__ inline void multiply_subtiles(DecodeRing<DecodeSubtiles>& ring,
+                                         const uint8_t* activations, int32_t k_tile, int32_t end,
+                                         const Bf16Products::Constants& constants, float (&to)[4]) {
+  DecodeAccumulators accumulators;
+#pragma unroll 1
+  for (; k_tile < end; ++k_tile) {
+    DecodeColumns columns;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      columns.words[i] = *reinterpret_cast<const uint4*>(activations + (k_tile * 4 + i) * 64);
+    Bf16Products::Weights weights[2];
+    ring.take<kDown>(weights);
+    accumulators.multiply(weights, columns, constants);
+  }
+  accumulators.sum(to);
+}
 
 }  // namespace nvfp4_moe::internal::sm90

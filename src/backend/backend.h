@@ -59,6 +59,13 @@ struct ZeroScaleCodes {
 
 // A layer's local experts in one backend's layout. moe/ guarantees that every expert is packed
 // before the first run.
+// A stream and device memory that a caller lends to unpack_expert. Null: unpack_expert uses the
+// calling thread's stream, and allocates memory.
+struct LentStaging {
+  void* stream = nullptr;
+  const Buffer* memory = nullptr;
+};
+
 struct PackedWeights {
   MoeConfig config;
   ExpertRange range;
@@ -73,9 +80,6 @@ struct PackedWeights {
   Buffer staging = {};
   // Same shape as tensor_scales, written by pack_expert; empty unless activation_format is fp8.
   std::vector<Fp8ExpertWeights> fp8_weights = {};
-  // Device backends: if set, unpack_expert uses this stream and `staging`. Null: the calling
-  // thread's stream, and memory of its own.
-  void* unpack_stream = nullptr;
 
   const TensorScales& tensor_scales_of(int64_t local_expert) const {
     return tensor_scales[index_of(local_expert)];
@@ -189,8 +193,9 @@ struct Backend {
   // arrays. Only backends with `memory` take a source on the device: they check it here and return
   // kBadInput before they write anything.
   Status (*pack_expert)(PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
-  // Restores the source bit for bit, including tensor scales.
-  Status (*unpack_expert)(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);
+  // Restores the source bit for bit, including tensor scales. Host backends do not use `lent`.
+  Status (*unpack_expert)(const PackedWeights& weights, int64_t local_expert,
+                          const LentStaging& lent, ExpertBuffers& out);
 
   Result<Plan> (*plan)(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales,
                        const Limits& limits, const DeviceFacts& device);

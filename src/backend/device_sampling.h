@@ -65,8 +65,7 @@ class RowSampler {
   // Backend::unpack_expert without allocating on the device, in a stream that no other stream waits
   // for. Called by one thread at a time.
   virtual Status unpack(const PackedWeights& weights, int64_t local_expert,
-                        Status (*unpack_expert)(const PackedWeights&, int64_t, ExpertBuffers&),
-                        ExpertBuffers& out) = 0;
+                        decltype(Backend::unpack_expert) unpack_expert, ExpertBuffers& out) = 0;
   // Frees the device memory, for which CUDA waits until kernels in flight have ended. After it only
   // `slots` may be called, and has the samples of all runs that were enqueued before.
   virtual void close() = 0;

@@ -320,7 +320,7 @@ Status MoeLayer::unpack_expert(int64_t local_expert, ExpertBuffers& out) const {
   if (!in_use) return Status(Code::kBusy, "unpack: the layer's weights are being replaced");
   if (last_replacement_ != nullptr)
     NVFP4_MOE_TRY(device_replacement(plan_.device.kind)->wait(last_replacement_));
-  return backend_->unpack_expert(*weights_, local_expert, out);
+  return backend_->unpack_expert(*weights_, local_expert, {}, out);
 }
 
 LayerSource unpacked_source(const MoeLayer& layer) {

@@ -56,8 +56,8 @@ Backend backend_that_unpacks(const Backend& real, decltype(Backend::unpack_exper
 }
 
 TEST_P(CudaCheck, FailsIfItCannotCheck) {
-  const Backend broken =
-      backend_that_unpacks(backend(), [](const PackedWeights&, int64_t, ExpertBuffers&) -> Status {
+  const Backend broken = backend_that_unpacks(
+      backend(), [](const PackedWeights&, int64_t, const LentStaging&, ExpertBuffers&) -> Status {
         if (!has_set_device) return bad_input("another device may be current");
         static int calls = 0;
         if (++calls % 2 == 0) throw std::bad_alloc();
@@ -81,9 +81,10 @@ TEST_P(CudaCheck, FailsIfItCannotCheck) {
 // Memory runs out while the reference packs an expert. The next token needs the same expert.
 TEST_P(CudaCheck, DoesNotUseAnExpertThatIsHalfPacked) {
   static bool fails;
-  const Backend backend_here = backend_that_unpacks(
-      backend(), [](const PackedWeights& weights, int64_t expert, ExpertBuffers& out) {
-        const Status status = real_backend->unpack_expert(weights, expert, out);
+  const Backend backend_here =
+      backend_that_unpacks(backend(), [](const PackedWeights& weights, int64_t expert,
+                                         const LentStaging& lent, ExpertBuffers& out) {
+        const Status status = real_backend->unpack_expert(weights, expert, lent, out);
         next_new_throws = std::exchange(fails, false);
         return status;
       });

@@ -155,7 +155,7 @@ TEST_P(CudaPack, DeviceRowsGiveTheBytesOfHostRows) {
         ASSERT_EQ(actual[i].codes, expected[i].codes);
       }
       ExpertBuffers out;
-      ASSERT_OK(backend().unpack_expert(device, e, out));
+      ASSERT_OK(backend().unpack_expert(device, e, {}, out));
       expect_same(out, data.experts[static_cast<size_t>(e)]);
     }
     EXPECT_EQ(bytes_of(device), bytes_of(host));

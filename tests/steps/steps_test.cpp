@@ -402,7 +402,7 @@ TEST_P(Unpack, GivesTheSourceBack) {
     for (int64_t e = spec.options.shared_intermediate_size > 0 ? kSharedExpert : 0;
          e < spec.range.count; ++e) {
       ExpertBuffers out;
-      ASSERT_OK(backend().unpack_expert(run.weights(), e, out));
+      ASSERT_OK(backend().unpack_expert(run.weights(), e, {}, out));
       const ExpertBuffers& in =
           data->experts[static_cast<size_t>(e == kSharedExpert ? spec.range.count : e)];
       EXPECT_EQ(out.gate.codes, in.gate.codes);

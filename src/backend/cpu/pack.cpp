@@ -50,7 +50,8 @@ Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSou
                       source.biases);
 }
 
-Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
+Status unpack_expert(const PackedWeights& weights, int64_t local_expert, const LentStaging&,
+                     ExpertBuffers& out) {
   const ExpertPanels panels = panels_of_expert(weights.config, local_expert);
   const uint8_t* bytes = bytes_of_expert(weights, local_expert);
   const auto unpack = [&](Nvfp4Buffers& matrix, int64_t rows, int64_t cols, auto offset) {

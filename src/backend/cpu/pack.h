@@ -7,6 +7,7 @@ namespace nvfp4_moe::internal::cpu {
 
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range);
 Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
-Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);
+Status unpack_expert(const PackedWeights& weights, int64_t local_expert, const LentStaging&,
+                     ExpertBuffers& out);
 
 }  // namespace nvfp4_moe::internal::cpu

@@ -46,8 +46,8 @@ class BackendByFormat {
     return cuda::pack_expert(tiles_of(weights), weights, local_expert, source);
   }
   static Status unpack_expert(const PackedWeights& weights, int64_t local_expert,
-                              ExpertBuffers& out) {
-    return cuda::unpack_expert(tiles_of(weights), weights, local_expert, out);
+                              const LentStaging& lent, ExpertBuffers& out) {
+    return cuda::unpack_expert(tiles_of(weights), weights, local_expert, lent, out);
   }
   static Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
     return cuda::linear_pack(tiles_of(weights), weights, source);

@@ -113,7 +113,8 @@ Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSou
                       source.biases);
 }
 
-Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
+Status unpack_expert(const PackedWeights& weights, int64_t local_expert, const LentStaging&,
+                     ExpertBuffers& out) {
   const ExpertMatrices view = expert_matrices(weights, local_expert);
   unpack_matrix(view.gate, out.gate);
   unpack_matrix(view.up, out.up);

@@ -22,7 +22,8 @@ Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, s
 // pack.cpp: the checkpoint's arrays, contiguous, expert after expert.
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range);
 Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
-Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);
+Status unpack_expert(const PackedWeights& weights, int64_t local_expert, const LentStaging&,
+                     ExpertBuffers& out);
 ExpertMatrices expert_matrices(const PackedWeights& weights, int64_t local_expert);
 // The matrices of expert e of a part.
 inline ExpertMatrices expert_matrices(const StepContext& step, const PartBuffers& part,

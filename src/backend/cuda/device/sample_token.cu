@@ -201,23 +201,9 @@ class CudaRowSampler final : public RowSampler {
   }
 
   Status unpack(const PackedWeights& weights, int64_t local_expert,
-                Status (*unpack_expert)(const PackedWeights&, int64_t, ExpertBuffers&),
-                ExpertBuffers& out) override {
+                decltype(Backend::unpack_expert) unpack_expert, ExpertBuffers& out) override {
     const OutsideCaptures outside;
-    const auto borrowed = [](const Buffer& buffer) {
-      return Buffer(buffer.data(), buffer.size_bytes(), {});
-    };
-    const PackedWeights same{.config = weights.config,
-                             .range = weights.range,
-                             .scales = weights.scales,
-                             .tensor_scales = weights.tensor_scales,
-                             .bytes = borrowed(weights.bytes),
-                             .device = weights.device,
-                             .zero_scale_codes = weights.zero_scale_codes,
-                             .staging = borrowed(staging_),
-                             .fp8_weights = weights.fp8_weights,
-                             .unpack_stream = stream_};
-    return unpack_expert(same, local_expert, out);
+    return unpack_expert(weights, local_expert, {stream_, &staging_}, out);
   }
 
   void close() override {

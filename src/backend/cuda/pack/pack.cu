@@ -411,18 +411,18 @@ Status pack_matrix(const TileFormat& format, int device, const Nvfp4View& source
 }
 
 Status unpack_expert(const TileFormat& format, const PackedWeights& weights, int64_t local_expert,
-                     ExpertBuffers& out) {
+                     const LentStaging& lent, ExpertBuffers& out) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const PackedExpert packed(weights, local_expert);
-  const bool borrows = weights.unpack_stream != nullptr;
-  const cudaStream_t stream = borrows ? static_cast<cudaStream_t>(weights.unpack_stream) : kStream;
+  const cudaStream_t stream =
+      lent.stream != nullptr ? static_cast<cudaStream_t>(lent.stream) : kStream;
   Buffer own;
-  if (!borrows) {  // several threads may unpack one layer at once
+  if (lent.memory == nullptr) {  // several threads may unpack one layer at once
     NVFP4_MOE_ASSIGN(own, allocate(static_cast<size_t>(packed.staging_bytes), weights.device,
                                    "staging for unpacking"));
   }
-  const Buffer& staging = borrows ? weights.staging : own;
+  const Buffer& staging = lent.memory != nullptr ? *lent.memory : own;
   if (!packed.gated) out.gate = {};
   NVFP4_MOE_TRY(unpack_joined(format, staging, packed.gate_up, packed.gate_up_tiles,
                               {packed.gated ? &out.gate : &out.up, &out.up}, stream));

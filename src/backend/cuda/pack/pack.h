@@ -30,7 +30,7 @@ Status pack_expert(const TileFormat& format, PackedWeights& weights, int64_t loc
 Status pack_matrix(const TileFormat& format, int device, const Nvfp4View& source, int32_t fp8_shift,
                    std::byte* tiles);
 Status unpack_expert(const TileFormat& format, const PackedWeights& weights, int64_t local_expert,
-                     ExpertBuffers& out);
+                     const LentStaging& lent, ExpertBuffers& out);
 
 // The same for tiles for bf16 products.
 inline Status pack_expert(PackedWeights& weights, int64_t local_expert,
@@ -38,8 +38,8 @@ inline Status pack_expert(PackedWeights& weights, int64_t local_expert,
   return pack_expert(kBf16Tiles, weights, local_expert, source);
 }
 inline Status unpack_expert(const PackedWeights& weights, int64_t local_expert,
-                            ExpertBuffers& out) {
-  return unpack_expert(kBf16Tiles, weights, local_expert, out);
+                            const LentStaging& lent, ExpertBuffers& out) {
+  return unpack_expert(kBf16Tiles, weights, local_expert, lent, out);
 }
 
 }  // namespace nvfp4_moe::internal::cuda

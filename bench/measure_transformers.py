@@ -2,13 +2,15 @@
 """Measures a MoE model in transformers on a GPU: NVFP4 experts with this library, or bf16 with transformers'
 grouped_mm.
 
-    python bench/measure_transformers.py MODEL OUT.json --experts nvfp4_moe|grouped_mm --commit SHA
+    python bench/measure_transformers.py MODEL OUT.json --experts nvfp4_moe|enabled|grouped_mm --commit SHA [--static]
 
-One kind per process. MODEL is an NVFP4 checkpoint (bench/make_serving_model.py writes one); grouped_mm runs random bf16
-weights of its configuration. Speed is tokens per second of generate(), eager, with DECODE tokens after prompts of
-PROMPT tokens; the time of one token is subtracted, and the least of REPEATS counts. The MoE part of a decode step is
-the time between CUDA events around the experts modules, summed over the layers, including launches as in an eager
-model. Memory is torch's and the device's, after the load and at its peak.
+One kind per process. MODEL is an NVFP4 checkpoint (bench/make_serving_model.py writes one). `enabled` and grouped_mm
+take only its configuration, and random bf16 weights; `enabled` quantizes the experts with nvfp4_moe's enable(). Speed is
+tokens per second of generate() with DECODE tokens after prompts of PROMPT tokens; the time of one token is subtracted,
+and the least of REPEATS counts. It is eager, or with --static has a static cache, for which transformers compiles the
+decode step and captures it in CUDA graphs. The MoE part of an eager decode step is the time between CUDA events around
+the experts modules, summed over the layers, including launches. Memory is torch's and the device's, after the load and
+at its peak.
 """
 
 from __future__ import annotations
@@ -44,7 +46,12 @@ def load(model: str, experts: str) -> torch.nn.Module:
     del config.quantization_config
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
-        return AutoModelForCausalLM.from_config(config, experts_implementation=experts).eval()
+        made = AutoModelForCausalLM.from_config(config, experts_implementation="grouped_mm").eval()
+    if experts == "enabled":
+        import nvfp4_moe.transformers
+
+        nvfp4_moe.transformers.enable(made)
+    return made
 
 
 class MoePart:
@@ -53,9 +60,12 @@ class MoePart:
     def __init__(self, model: torch.nn.Module) -> None:
         self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self.on = False
-        modules = [module for name, module in model.named_modules() if name.endswith(".mlp.experts")]
-        self.layers = len(modules)
-        for module in modules:
+        modules = [module for name, module in model.named_modules() if name.endswith(".experts")]
+        assert modules, "expected modules named experts"
+        self.modules, self.layers = modules, len(modules)
+
+    def watch(self) -> None:
+        for module in self.modules:
             module.register_forward_pre_hook(self.begin)
             module.register_forward_hook(self.end)
 
@@ -83,7 +93,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--experts", required=True, choices=("nvfp4_moe", "grouped_mm"))
+    parser.add_argument("--experts", required=True, choices=("nvfp4_moe", "enabled", "grouped_mm"))
+    parser.add_argument("--static", action="store_true", help="a static cache, and a compiled decode step")
     parser.add_argument("--commit", required=True)
     parser.add_argument("--batches", default="1,8,64")
     asked = parser.parse_args()
@@ -98,7 +109,8 @@ def main() -> None:
         "ready_device_mib": used_mib() - before,
     }
     part = MoePart(model)
-    assert part.layers == model.config.num_hidden_layers
+    if not asked.static:
+        part.watch()
     random = torch.Generator().manual_seed(1)
 
     def seconds(batch: int, tokens: int) -> float:
@@ -106,33 +118,34 @@ def main() -> None:
         torch.cuda.synchronize()
         start = time.perf_counter()
         made = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False
-        )
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
+            cache_implementation="static" if asked.static else None,
+        )  # fmt: skip
         torch.cuda.synchronize()
         assert made.shape == (batch, PROMPT + tokens)
         return time.perf_counter() - start
 
     runs = []
     for batch in map(int, asked.batches.split(",")):
-        seconds(batch, 2)
+        seconds(batch, 1 + DECODE if asked.static else 2)  # a cache of another length compiles once more
         first = min(seconds(batch, 1) for _ in range(REPEATS))
         rest = min(seconds(batch, 1 + DECODE) for _ in range(REPEATS)) - first
-        part.on = True
-        seconds(batch, 1 + DECODE)
-        part.on = False
-        run = {
-            "batch": batch,
-            "tokens_per_s": round(batch * DECODE / rest, 1),
-            "moe_ms_per_step": round(part.per_pass_ms(), 3),
-        }
+        run = {"batch": batch, "tokens_per_s": round(batch * DECODE / rest, 1)}
+        if not asked.static:
+            part.on = True
+            seconds(batch, 1 + DECODE)
+            part.on = False
+            run["moe_ms_per_step"] = round(part.per_pass_ms(), 3)
         runs.append(run)
         print(run, flush=True)
+    static = " --static" if asked.static else ""
     result = {
         "schema": 1,
-        "what": "one MoE model in transformers, eager generate()",
+        "what": f"one MoE model in transformers, {'compiled' if asked.static else 'eager'} generate()",
+        "model": {"type": model.config.model_type, "layers": model.config.num_hidden_layers, "experts": part.layers},
         "device": torch.cuda.get_device_name(),
         "commit": asked.commit,
-        "command": f"python bench/measure_transformers.py MODEL OUT.json --experts {asked.experts}",
+        "command": f"python bench/measure_transformers.py MODEL OUT.json --experts {asked.experts}{static}",
         "transformers": transformers.__version__,
         "torch": torch.__version__,
         "experts": asked.experts,

@@ -67,12 +67,18 @@ def test_moved_layers_are_on_the_gpu_and_judged_and_loading_there_is_the_same(mo
         assert torch.equal(logits(mapped), moved)
 
 
-def test_generation_with_a_static_cache_and_compiled(checkpoint):
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "nemotron_h"])
+def test_generation_with_a_static_cache_and_compiled(kind, checkpoint):
     """As generate() does on a GPU by default: a static cache compiles the decoding step, with CUDA graphs. In float32,
     because a compiler rounds bfloat16 differently from eager code, and a random model's routers turn that into other
     tokens."""
-    model = load(checkpoint[0], dtype=torch.float32, activation_format="nvfp4").cuda()
+    if kind == "qwen3_moe":
+        model = load(checkpoint[0], dtype=torch.float32, activation_format="nvfp4").cuda()
+    else:
+        model = (tiny.gpt_oss() if kind == "gpt_oss" else tiny.fresh(kind, torch.float32)).cuda()
+        assert len(adapter.enable(model, activation_format="nvfp4").layers) == 2
     eager = tokens(model)
+    assert not torch.equal(eager[0, 6:], eager[1, 6:])  # the prompt matters
     assert torch.equal(tokens(model, cache_implementation="static", disable_compile=True), eager)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

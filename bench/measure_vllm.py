@@ -38,8 +38,12 @@ LOG_LINES = re.compile(
 
 
 def ask_device(what: str) -> str:
-    """Queries nvidia-smi, so that this process makes no CUDA context in addition to the engine's."""
-    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits", "--id=0"]
+    """Queries nvidia-smi, so that this process makes no CUDA context in addition to the engine's.
+
+    The device is the first one of CUDA_VISIBLE_DEVICES, which nvidia-smi itself ignores.
+    """
+    device = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits", f"--id={device}"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

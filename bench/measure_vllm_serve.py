@@ -18,6 +18,9 @@ log-probability after the same text. A token may differ only if the twin holds b
 log-probabilities is at most --rms: exit status 1 if not. Ties of a router, decided the other way, are part of that
 error. The twin in other modes shows what bfloat16 can hold.
 
+--backends: nvfp4_moe,humming,marlin by default. nvfp4_moe_fp8 and nvfp4_moe_nvfp4 are this library with
+NVFP4_MOE_ACTIVATIONS set, and triton is vLLM's own choice for gpt-oss. A record takes more backends later on.
+
 Options after `--` go to every server. Each one listens on the loopback interface only, and ends with this process.
 """
 
@@ -35,7 +38,7 @@ from typing import Any
 
 import measure_vllm
 import records
-from vllm_server import BACKENDS, MODEL, Deadline, OutOfTime, Server, ServerFailed
+from vllm_server import BACKENDS, KNOWN, MODEL, Deadline, OutOfTime, Server, ServerFailed
 
 MODES = {"graphs": [], "compiled": ["-cc.cudagraph_mode=NONE"], "eager": ["--enforce-eager"]}
 MISSING = 3
@@ -314,7 +317,7 @@ def parsed() -> argparse.Namespace:
     own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     asked = parser.parse_args(own)
     asked.options = sys.argv[len(own) + 2 :]
-    for names, known in ((asked.backends, BACKENDS), (getattr(asked, "modes", []), MODES)):
+    for names, known in ((asked.backends, KNOWN), (getattr(asked, "modes", []), MODES)):
         if unknown := [name for name in names if name not in known]:
             parser.error(f"expected {', '.join(known)}, got {', '.join(unknown)}")
     asked.program = asked.program or [sys.executable, "-m", "vllm.entrypoints.cli.main"]

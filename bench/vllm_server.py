@@ -17,6 +17,10 @@ from typing import Any
 import measure_vllm
 
 BACKENDS = ("nvfp4_moe", "humming", "marlin")
+# This library's backends, and what NVFP4_MOE_ACTIVATIONS is for them. None: what the environment has.
+OURS: dict[str, str | None] = {"nvfp4_moe": None, "nvfp4_moe_fp8": "fp8", "nvfp4_moe_nvfp4": "nvfp4"}
+STOCK = ("humming", "marlin", "triton")  # vLLM's. triton is for gpt-oss only
+KNOWN = (*OURS, *STOCK)
 MODEL = "model"  # the name that servers give to it
 
 
@@ -52,13 +56,15 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
         # "twin": as it is, without the plugin, by the backend that vLLM selects.
-        chosen = ["--moe-backend", backend] if backend in BACKENDS[1:] else []
+        chosen = ["--moe-backend", backend] if backend in STOCK else []
         command = [
             *program, "serve", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1", "--port",
             str(self.port), "--seed", "0", "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
             *chosen, *options,
         ]  # fmt: skip
-        environment = os.environ | {"NVFP4_MOE_MODE": "1" if backend == BACKENDS[0] else "0"}
+        environment = os.environ | {"NVFP4_MOE_MODE": "1" if backend in OURS else "0"}
+        if activations := OURS.get(backend):
+            environment["NVFP4_MOE_ACTIVATIONS"] = activations
         self.log = log
         self.memory = measure_vllm.Memory()
         began = time.perf_counter()

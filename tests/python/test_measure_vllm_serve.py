@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
 import make_serving_model  # noqa: E402
+import measure_vllm  # noqa: E402
 import measure_vllm_serve as measure  # noqa: E402
 
 TINY = {
@@ -97,6 +98,25 @@ def test_words_after_two_dashes_are_for_the_servers(tmp_path):
         asked(tmp_path, "--backends", "nvfp4-moe")
 
 
+def test_a_record_takes_this_librarys_other_activations_and_no_unknown_backend(tmp_path):
+    more = "nvfp4_moe_fp8,nvfp4_moe_nvfp4,triton"
+    assert asked(tmp_path).backends == ["nvfp4_moe", "humming", "marlin"]
+    assert asked(tmp_path, "--backends", more).backends == more.split(",")
+    with pytest.raises(SystemExit):
+        asked(tmp_path, "--backends", "nvfp4_moe_fp4")
+
+
+@pytest.mark.parametrize(("visible", "device"), [(None, "0"), ("", "0"), ("3", "3"), ("2,1", "2")])
+def test_the_device_that_is_asked_is_the_first_visible_one(monkeypatch, visible, device):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(
+        measure_vllm.subprocess, "run", lambda command, **_: SimpleNamespace(stdout=f"{command[-1].split('=')[1]}\n")
+    )
+    assert measure_vllm.ask_device("memory.used") == device
+
+
 @pytest.fixture
 def record(monkeypatch, tmp_path):
     """record(commit) -> measure.Record of a file, with an engine of a version."""
@@ -157,7 +177,7 @@ def test_a_record_without_time_left_is_left_for_the_next_command(monkeypatch, tm
 FAKE = """
 import http.server, os, sys
 assert sys.argv[1] == "serve" and sys.argv[sys.argv.index("--host") + 1] == "127.0.0.1"
-print("mode", os.environ["NVFP4_MOE_MODE"], *sys.argv, flush=True)
+print("mode", os.environ["NVFP4_MOE_MODE"], os.environ.get("NVFP4_MOE_ACTIVATIONS"), *sys.argv, flush=True)
 if "refuse" in sys.argv:
     sys.exit("RuntimeError: no kernel")
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -168,8 +188,19 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
 """
 
 
-@pytest.mark.parametrize("backend", measure.BACKENDS)
-def test_a_server_is_ready_and_ends(tmp_path, backend):
+@pytest.mark.parametrize(
+    ("backend", "started_with"),
+    [
+        ("nvfp4_moe", "mode 1 None "),
+        ("nvfp4_moe_fp8", "mode 1 fp8 "),
+        ("nvfp4_moe_nvfp4", "mode 1 nvfp4 "),
+        ("humming", "mode 0 None "),
+        ("marlin", "mode 0 None "),
+        ("triton", "mode 0 None "),
+        ("twin", "mode 0 None "),
+    ],
+)
+def test_a_server_is_ready_and_ends(tmp_path, backend, started_with):
     program = [sys.executable, "-c", FAKE]
     log = tmp_path / "log"
     with measure.Server(program, tmp_path, backend, [], log, measure.Deadline(60)) as server:
@@ -177,8 +208,9 @@ def test_a_server_is_ready_and_ends(tmp_path, backend):
         with pytest.raises(measure.ServerFailed, match="a completion failed"):
             server.ask(prompt=[1], max_tokens=1)
     assert server.process.poll() is not None
-    ours = backend == "nvfp4_moe"
-    assert log.read_text().startswith(f"mode {int(ours)} ") and ("--moe-backend" in log.read_text()) == (not ours)
+    assert log.read_text().startswith(started_with)
+    stock = backend in ("humming", "marlin", "triton")
+    assert (f"--moe-backend {backend}" in log.read_text()) == stock == ("--moe-backend" in log.read_text())
 
 
 def test_a_backend_that_does_not_start_is_recorded_and_the_others_are_tried(tmp_path, record):

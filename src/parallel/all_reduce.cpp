@@ -231,11 +231,7 @@ class PeerAllReduce : public AllReduce {
     sum.nonfinite = &s.status->nonfinite_outputs;
     sum.failed = s.failed;
     if (sum.count <= most_small_) return peers_.sum_small(device(), sum, stream);
-    NVFP4_MOE_TRY(peers_.push_parts(device(), sum, stream));
-    NVFP4_MOE_TRY(peers_.barrier(device(), sum.link, true, s.failed, stream));
-    NVFP4_MOE_TRY(peers_.sum_shard(device(), sum, stream));
-    NVFP4_MOE_TRY(peers_.barrier(device(), sum.link, false, s.failed, stream));
-    NVFP4_MOE_TRY(peers_.take_totals(device(), sum, stream));
+    NVFP4_MOE_TRY(peers_.sum_large(device(), sum, stream));
     return device_ranks(layer_.plan().device.kind)
         ->check_reduced(device(), {batch.out, batch.out_dtype, sum.count, nullptr, sum.nonfinite},
                         stream);

@@ -73,6 +73,15 @@ AllToAllOnDevice::Side AllToAllOnDevice::source(const Spans& spans, const Batch&
   return made;
 }
 
+TokensToSend AllToAllOnDevice::tokens_of(const Spans& spans, const Side& source) const {
+  const MoeConfig& config = layer_.weights().config;
+  TokensToSend from{{}, spans.slots, source.batch.topk_weights, slots_->first_of_rank()};
+  std::ranges::copy(
+      wire_arrays(source.buffers.routed.hidden, config->activation_format, config->hidden_size),
+      from.arrays);
+  return from;
+}
+
 UnpackPackets AllToAllOnDevice::take_call(const Spans& spans, const MessageLayout& layout,
                                           const std::byte* packets) const {
   UnpackPackets unpack;
@@ -190,13 +199,8 @@ Status DeviceAllToAll::prepare(const Batch& batch, const Spans& s, bool captured
       device(), {layout, counted, s.sources, side.buffers.row_of_assignment, s.send, s.failed},
       stream));
   NVFP4_MOE_TRY(steps().quantize(step));
-  PackPackets pack;
-  set_tokens(pack, s, side);
-  pack.layout = layout;
-  pack.sources = s.sources;
-  pack.packets = packets;
-  pack.messages = s.send;
-  return packet_steps_.pack(device(), pack, stream);
+  return packet_steps_.pack(device(), {layout, tokens_of(s, side), s.sources, packets, s.send},
+                            stream);
 }
 
 Status DeviceAllToAll::gather(int64_t tokens, const Status& mine, bool captured) {

@@ -10,7 +10,6 @@
 // at the address from which combine reads them, and are not copied again.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -74,10 +73,7 @@ class AllToAllOnDevice : public RankCombine {
   // The UnpackPackets call of the expert rank, without the fields of its transport.
   UnpackPackets take_call(const Spans& spans, const MessageLayout& layout,
                           const std::byte* packets) const;
-  // Sets the fields of a call that packs the tokens in source.buffers. Packed: PackPackets or
-  // PushPackets.
-  template <class Packed>
-  void set_tokens(Packed& call, const Spans& spans, const Side& source) const;
+  TokensToSend tokens_of(const Spans& spans, const Side& source) const;
   const LayerSteps& steps() const { return *layer_.backend().steps; }
   int device() const { return layer_.weights().device; }
 
@@ -118,17 +114,6 @@ class AllToAllOnDevice : public RankCombine {
 
   LastPlan source_plan_, expert_plan_;
 };
-
-template <class Packed>
-void AllToAllOnDevice::set_tokens(Packed& call, const Spans& spans, const Side& source) const {
-  const MoeConfig& config = layer_.weights().config;
-  const auto arrays =
-      wire_arrays(source.buffers.routed.hidden, config->activation_format, config->hidden_size);
-  std::copy(arrays.begin(), arrays.end(), call.arrays);
-  call.slots = spans.slots;
-  call.weights = source.batch.topk_weights;
-  call.first_of_rank = slots_->first_of_rank();
-}
 
 // All-to-all over NCCL. Without a capacity a run waits once for the device, to exchange counts, and
 // cannot be captured. With a capacity it does not wait: counts travel in message headers. If a rank

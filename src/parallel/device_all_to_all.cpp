@@ -8,16 +8,6 @@
 
 namespace nvfp4_moe::internal {
 
-Result<Buffer> make_wire_report(const MoeLayer& layer) {
-  const DeviceMemory& memory = *layer.backend().memory;
-  const int device = layer.weights().device;
-  const WireReport none;
-  NVFP4_MOE_ASSIGN(Buffer report,
-                   memory.allocate(sizeof(WireReport), device, "report of all_to_all"));
-  NVFP4_MOE_TRY(memory.to_device(device, report.data(), &none, sizeof(none), nullptr));
-  return report;
-}
-
 const RunPlan* AllToAllOnDevice::LastPlan::of(const MoeLayer& layer, const Batch& batch) {
   const bool aligned = reinterpret_cast<uintptr_t>(batch.hidden) % 16 == 0;
   if (tokens_ != batch.tokens || hidden_dtype_ != batch.hidden_dtype ||
@@ -150,7 +140,6 @@ DeviceAllToAll::DeviceAllToAll(MoeLayer& layer, const Ranks& ranks,
                                std::unique_ptr<DeviceSlots> slots, Buffer report)
     : AllToAllOnDevice(layer, ranks, std::move(slots), std::move(report)),
       counts_(world(), ranks.capacity, ranks.fixed, top_k()),
-      mine_(2 * static_cast<size_t>(world())),
       send_bytes_(static_cast<size_t>(world())),
       recv_bytes_(static_cast<size_t>(world())),
       bounds_(2 * (static_cast<size_t>(world()) + 1)) {}
@@ -186,10 +175,11 @@ Status DeviceAllToAll::prepare(const Batch& batch, const Spans& s, bool captured
   NVFP4_MOE_TRY(packet_steps_.count(device(), counted, stream));
   int64_t packets = counts_.sent(batch.tokens);
   if (!counts_.fixed()) {
-    NVFP4_MOE_TRY(layer_.backend().memory->to_host(device(), mine_.data(), s.counts,
-                                                   mine_.size() * sizeof(int64_t), stream));
+    const std::span<int64_t> counts = counts_.own();
+    NVFP4_MOE_TRY(layer_.backend().memory->to_host(device(), counts.data(), s.counts,
+                                                   counts.size_bytes(), stream));
     packets = 0;
-    for (size_t at = 0; at < mine_.size(); at += 2) packets += mine_[at];
+    for (size_t at = 0; at < counts.size(); at += 2) packets += counts[at];
   }
   const Side side = source(s, batch);
   const StepContext step = side.step(layer_.weights(), stream);
@@ -205,8 +195,8 @@ Status DeviceAllToAll::prepare(const Batch& batch, const Spans& s, bool captured
 
 Status DeviceAllToAll::gather(int64_t tokens, const Status& mine, bool captured) {
   captured_ = captured;
-  if (!mine.ok() || counts_.fixed()) std::fill(mine_.begin(), mine_.end(), 0);
-  return counts_.gather(exchange(), tokens, mine, captured, mine_);
+  if (!mine.ok() || counts_.fixed()) std::ranges::fill(counts_.own(), 0);
+  return counts_.gather(exchange(), tokens, mine, captured);
 }
 
 Status DeviceAllToAll::dispatch(const Batch&, const Spans& s, const Side&, void* stream) {
@@ -262,16 +252,18 @@ void DeviceAllToAll::await(AwaitedRows& awaited, const Spans&) const {
   awaited.link_failed = exchange().device()->failure_word();
 }
 
-Result<std::unique_ptr<RankCombine>> make_device_all_to_all(MoeLayer& layer, const Ranks& ranks,
-                                                            std::unique_ptr<DeviceSlots> slots,
-                                                            Buffer report) {
+Result<std::unique_ptr<RankCombine>> make_device_all_to_all(MoeLayer& layer, const Ranks& ranks) {
   using Made = std::unique_ptr<RankCombine>;
+  NVFP4_MOE_ASSIGN(auto slots, DeviceSlots::make(layer, ranks.placement));
+  const DeviceMemory& memory = *layer.backend().memory;
+  const int device = layer.weights().device;
+  const WireReport none;
+  NVFP4_MOE_ASSIGN(Buffer report, memory.allocate(sizeof(none), device, "report of all_to_all"));
+  NVFP4_MOE_TRY(memory.to_device(device, report.data(), &none, sizeof(none), nullptr));
   if (ranks.exchange->peers() == nullptr)
     return Made(
         std::make_unique<DeviceAllToAll>(layer, ranks, std::move(slots), std::move(report)));
-  auto made = std::make_unique<PeerAllToAll>(layer, ranks, std::move(slots), std::move(report));
-  NVFP4_MOE_TRY(made->reserve());
-  return Made(std::move(made));
+  return Made(std::make_unique<PeerAllToAll>(layer, ranks, std::move(slots), std::move(report)));
 }
 
 }  // namespace nvfp4_moe::internal

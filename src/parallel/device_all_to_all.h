@@ -144,7 +144,6 @@ class DeviceAllToAll : public AllToAllOnDevice {
   Status run_experts(const Spans& spans, const Side& expert, void* stream);
 
   PacketCounts counts_;
-  std::vector<int64_t> mine_;                     // (world) pairs of tokens and rows for each rank
   std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)
   std::vector<int32_t> bounds_;                   // (2, world + 1) UnpackPackets::bounds
   bool captured_ = false;                         // from begin to run
@@ -157,8 +156,7 @@ class PeerAllToAll : public AllToAllOnDevice {
  public:
   PeerAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
                Buffer report);
-  // Collective: reserves the memory that the ranks write to.
-  Status reserve();
+  Status reserve() override;
 
  private:
   int64_t received() const override { return world() * max_tokens(); }

@@ -2,6 +2,7 @@
 // whether they have peer access.
 #include <cuda_runtime.h>
 
+#include <memory>
 #include <set>
 #include <string>
 

@@ -118,15 +118,14 @@ Status TimedRanks::open_rank(int index, const Subject& subject, const std::strin
   // all_to_all: the most of these tokens that one rank has.
   options.limits.max_tokens =
       combine() == CombineBy::kAllReduce ? max_tokens() : (max_tokens() + world - 1) / world;
-  ExpertParallelOptions parallel;
-  parallel.combine = combine();
-  parallel.placement = divided_.placement;
+  Parallel parallel{exchange, {}};
+  parallel.options.combine = combine();
+  parallel.options.placement = divided_.placement;
   // A graph's messages have a fixed size: room for all tokens of a rank.
   if (combine() == CombineBy::kAllToAll && host.device != "cpu")
-    parallel.capacity = options.limits.max_tokens;
+    parallel.options.capacity = options.limits.max_tokens;
   for (int64_t copy = 0; copy < divided_.copies; ++copy) {
-    NVFP4_MOE_ASSIGN(auto layer, open_over_ranks(*config, subject.source, options, parallel,
-                                                 exchange, progress));
+    NVFP4_MOE_ASSIGN(auto layer, open_layer(*config, subject.source, options, parallel, progress));
     rank.copies.push_back(std::move(layer));
   }
   const auto allocate = [&]() -> Status {

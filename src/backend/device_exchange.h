@@ -191,13 +191,18 @@ struct ScanPackets {
   uint32_t* failed = nullptr;     // (1) set to 0
 };
 
-struct PackPackets {
-  MessageLayout layout;
-  WireArray arrays[kWireArrays];           // of the source rank's tokens
+// The source rank's tokens, as packets are made of them.
+struct TokensToSend {
+  WireArray arrays[kWireArrays];
   const int32_t* slots = nullptr;          // (T, k)
   const float* weights = nullptr;          // (T, k)
   const int32_t* first_of_rank = nullptr;  // (world + 1)
-  const PacketSource* sources = nullptr;   // (packets)
+};
+
+struct PackPackets {
+  MessageLayout layout;
+  TokensToSend from;
+  const PacketSource* sources = nullptr;  // (packets)
   int64_t packets = 0;
   std::byte* messages = nullptr;
 };

@@ -7,7 +7,7 @@
 //   all_to_all         push_tokens, or assign_rows and push_packets; the expert rank's steps;
 //                      push_rows; combine
 //   small all_reduce   sum_small: one kernel, whose values carry flags
-//   large all_reduce   push_parts, barrier, sum_shard, barrier, take_totals
+//   large all_reduce   sum_large: push parts, barrier, sum a shard, barrier, take totals
 //
 // Each value of a small sum, packet and row carries a flag with the run's number, written after its
 // bytes. Readers poll only that flag. A large sum uses barriers: writes before a barrier are
@@ -25,26 +25,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
+#include <memory>
 
 #include "backend/device_exchange.h"
-#include "core/peer_memory.h"
+#include "core/peer_device.h"
 #include "core/status.h"
 
 namespace nvfp4_moe::internal {
-
-// A GPU's PCI address in its host, and which other GPUs it reaches. Queried before ranks share
-// memory, and reported on failure.
-struct DeviceTopology {
-  // "0000:3B:00.0": the same in all processes of a host, regardless of the devices they see and
-  // their order.
-  Result<std::string> (*pci_address)(int device);
-  // Whether the device's kernels can access the memory of the GPU at that address.
-  Result<PeerReach> (*reach)(int device, const std::string& pci_address);
-};
-
-extern const DeviceTopology
-    kCudaTopology;  // in builds with NVFP4_MOE_WITH_CUDA; all CUDA backends share it
 
 // Writes one packet per token of the source rank to the region of each rank, at [source
 // rank][token]. If a rank has no expert of the token, all slots of its packet are -1.
@@ -54,10 +41,7 @@ struct PushPackets {
       flags;                  // of each rank: (world, packet_stride) packets, and one uint32 each
   int64_t packet_stride = 0;  // distance between two source ranks' first packets, and first flags
   PacketFormat packet;
-  WireArray arrays[kWireArrays];           // of the source rank's tokens
-  const int32_t* slots = nullptr;          // (T, k)
-  const float* weights = nullptr;          // (T, k)
-  const int32_t* first_of_rank = nullptr;  // (world + 1)
+  TokensToSend from;
   int64_t tokens = 0;
   uint32_t* failed = nullptr;  // (1)
 };
@@ -112,28 +96,12 @@ struct PeerSum {
   void* out = nullptr;
   DType out_dtype = DType::kBf16;
   uint64_t* nonfinite = nullptr;  // (1) number of outputs that are NaN or Inf
-  uint32_t* failed = nullptr;     // (1) large sum: set by a barrier that failed; then out is NaN
+  // (1) large sum: nonzero if a rank is late at a barrier; then out is NaN
+  uint32_t* failed = nullptr;
 };
 
 struct DevicePeers {
-  // Clears the memory. Synchronous.
-  Status (*clear)(int device, void* memory, int64_t size_bytes);
-  // Sets PeerControl::stop while other kernels may run.
-  Status (*stop)(int device, PeerControl* control);
-  // Copies control while kernels may write to it.
-  Status (*read)(int device, const PeerControl* control, PeerControl* to);
-  // Shares memory with other processes; memory is the start of an allocation.
-  Status (*share)(int device, void* memory, PeerHandle* handle);
-  Result<void*> (*open)(int device, const PeerHandle& handle);
-  void (*close)(int device, void* memory);
-  // Lets device access the memory of another device of this process.
-  Status (*reach)(int device, int other);
-  // Allocates zeroed words in pinned host memory, and returns their device address.
-  Status (*make_host_words)(int device, PeerHostWords** words, PeerHostWords** on_device);
-  void (*drop_host_words)(int device, PeerHostWords* words);
-
-  // failed (1): nonzero if a rank is late; the first barrier of a run clears it.
-  Status (*barrier)(int device, const PeerLink& link, bool first, uint32_t* failed, void* stream);
+  std::unique_ptr<PeerDevice> (*make_device)(int device);
 
   // Whether push_tokens takes this batch. If not, its steps are called one by one.
   bool (*pushes_tokens)(const StepContext& source, const LayerSteps& steps);
@@ -145,9 +113,7 @@ struct DevicePeers {
   // completes this rank's status.
   Status (*push_rows)(const StepContext& source, const PushRows& call);
   Status (*sum_small)(int device, const PeerSum& call, void* stream);
-  Status (*push_parts)(int device, const PeerSum& call, void* stream);
-  Status (*sum_shard)(int device, const PeerSum& call, void* stream);
-  Status (*take_totals)(int device, const PeerSum& call, void* stream);
+  Status (*sum_large)(int device, const PeerSum& call, void* stream);
 };
 
 // in builds with NVFP4_MOE_WITH_CUDA; all CUDA backends share it

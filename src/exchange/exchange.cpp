@@ -22,12 +22,6 @@ struct Handshake {
   char version[24] = {};  // of the library, truncated to fit, ends with 0
 };
 
-// A rank's status in agree. Its fixed size lets one gather exchange all of them.
-struct Verdict {
-  int32_t code = 0;
-  char message[508] = {};  // truncated to fit, ends with 0
-};
-
 // The first element of the shard that a rank sums. Divides first, since count * world may overflow.
 int64_t first_of_shard(int64_t count, int rank, int world) {
   return count / world * rank + std::min<int64_t>(rank, count % world);
@@ -91,12 +85,6 @@ std::string name_ranks(const std::vector<int>& ranks) {
     text += std::to_string(ranks[i]);
   }
   return text;
-}
-
-Code code_of_failure(int64_t sent) {
-  const bool legal =
-      sent > static_cast<int64_t>(Code::kOk) && sent <= static_cast<int64_t>(Code::kCancelled);
-  return legal ? static_cast<Code>(sent) : Code::kInternal;
 }
 
 Status rank_is_gone(int rank) {
@@ -249,18 +237,13 @@ Status Exchange::barrier() {
 Status Exchange::agree(const Status& mine, Timeout timeout) {
   const Call call(*this);
   NVFP4_MOE_TRY(call.status());
-  Verdict verdict;
-  verdict.code = static_cast<int32_t>(mine.code());
-  mine.message().copy(verdict.message, sizeof(verdict.message) - 1);
-  std::vector<Verdict> all(static_cast<size_t>(world_));
-  NVFP4_MOE_TRY(gather("agree", &verdict, sizeof(verdict), all.data(),
-                       timeout == Timeout{0} ? timeout_ : timeout));
-  for (int r = 0; r < world_; ++r) {
-    Verdict& other = all[static_cast<size_t>(r)];
-    other.message[sizeof(other.message) - 1] = 0;
-    if (other.code != 0)
-      return Status(code_of_failure(other.code), other.message).in("rank " + std::to_string(r));
-  }
+  const SentStatus<508> sent(mine);
+  std::vector<SentStatus<508>> all(static_cast<size_t>(world_));
+  NVFP4_MOE_TRY(
+      gather("agree", &sent, sizeof(sent), all.data(), timeout == Timeout{0} ? timeout_ : timeout));
+  for (int r = 0; r < world_; ++r)
+    if (const auto& other = all[static_cast<size_t>(r)]; other.code != 0)
+      return other.failure().in("rank " + std::to_string(r));
   return {};
 }
 

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -109,6 +110,24 @@ class PeerMemory : public DeviceLink {
   virtual Result<Region> reserve(PeerRegion region, int64_t size_bytes) = 0;
   // Passed to kernels that wait for other ranks.
   virtual const PeerLink& link() const = 0;
+};
+
+// A status in a message, or in memory that another rank writes: any bytes may arrive.
+template <size_t kMessageBytes>
+struct SentStatus {
+  int32_t code = 0;
+  char message[kMessageBytes] = {};  // truncated to fit, ends with 0
+
+  SentStatus() = default;
+  explicit SentStatus(const Status& status) : code(static_cast<int32_t>(status.code())) {
+    status.message().copy(message, kMessageBytes - 1);
+  }
+  // If code is not 0. kInternal if it is not a valid code.
+  Status failure() const {
+    const bool legal = code > 0 && code <= static_cast<int32_t>(Code::kCancelled);
+    return {legal ? static_cast<Code>(code) : Code::kInternal,
+            std::string_view(message, strnlen(message, kMessageBytes - 1))};
+  }
 };
 
 // One transfer as this rank saw it, for measurements.
@@ -211,8 +230,6 @@ class Exchange {
 
 // A transport's error for a rank that is gone.
 Status rank_is_gone(int rank);
-// The status code that another rank has sent; kInternal if it is not a valid code.
-Code code_of_failure(int64_t sent);
 // "rank 1", "ranks 1 and 3", "ranks 0, 2 and 3": for messages.
 std::string name_ranks(const std::vector<int>& ranks);
 

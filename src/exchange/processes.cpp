@@ -25,8 +25,7 @@ struct RankProcesses::Page {
   static constexpr uint32_t kHere = 0x56345045, kWrites = kHere + 1, kGaveUp = kHere + 2,
                             kLeft = kHere + 3;
   std::atomic<uint32_t> state{kHere};
-  int32_t code = 0;
-  char message[504] = {};  // truncated to fit, ends with 0
+  SentStatus<504> failure;
 };
 
 namespace {
@@ -177,12 +176,7 @@ Status RankProcesses::poll() {
     const bool ended = ::poll(&process, 1, 0) > 0;
     // read after checking the process, so that its final state counts
     const uint32_t state = other.page->state.load(std::memory_order_acquire);
-    if (state == Page::kGaveUp) {
-      char message[sizeof(Page::message)];
-      std::memcpy(message, other.page->message, sizeof(message));
-      message[sizeof(message) - 1] = 0;
-      return {code_of_failure(other.page->code), message};
-    }
+    if (state == Page::kGaveUp) return SentStatus(other.page->failure).failure();
     if (gone == nullptr && (ended || state == Page::kLeft)) gone = &other;
   }
   const Status failure = gone == nullptr ? find_stopped() : rank_is_gone(gone->rank);
@@ -211,8 +205,7 @@ Status RankProcesses::find_stopped() {
 void RankProcesses::give_up(const Status& why) {
   uint32_t here = Page::kHere;
   if (!page_->state.compare_exchange_strong(here, Page::kWrites)) return;
-  page_->code = static_cast<int32_t>(why.code());
-  page_->message[why.message().copy(page_->message, sizeof(page_->message) - 1)] = 0;
+  page_->failure = SentStatus<504>(why);
   page_->state.store(Page::kGaveUp, std::memory_order_release);
 }
 

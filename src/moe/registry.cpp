@@ -36,7 +36,6 @@ struct DeviceTables {
   const DeviceRanks* ranks = nullptr;
   const DevicePeers* peers = nullptr;
   const DevicePackets* packets = nullptr;
-  const DeviceTopology* topology = nullptr;
   const DeviceReplacement* replacement = nullptr;
   const DeviceSampling* sampling = nullptr;
   const DeviceStreams* streams = nullptr;
@@ -45,9 +44,9 @@ struct DeviceTables {
 DeviceTables tables_of([[maybe_unused]] DeviceKind kind) {
 #ifdef NVFP4_MOE_WITH_CUDA
   if (kind == DeviceKind::kCuda)
-    return {kCudaBackend.memory, kCudaBackend.formats, kCudaBackend.router, &kCudaRanks,
-            &kCudaPeers,         &kCudaPackets,        &kCudaTopology,      &kCudaReplacement,
-            &kCudaSampling,      &kCudaStreams};
+    return {kCudaBackend.memory, kCudaBackend.formats, kCudaBackend.router,
+            &kCudaRanks,         &kCudaPeers,          &kCudaPackets,
+            &kCudaReplacement,   &kCudaSampling,       &kCudaStreams};
 #endif
   return {};
 }
@@ -131,7 +130,6 @@ const DeviceRouter* device_router(DeviceKind kind) { return tables_of(kind).rout
 const DeviceRanks* device_ranks(DeviceKind kind) { return tables_of(kind).ranks; }
 const DevicePeers* device_peers(DeviceKind kind) { return tables_of(kind).peers; }
 const DevicePackets* device_packets(DeviceKind kind) { return tables_of(kind).packets; }
-const DeviceTopology* device_topology(DeviceKind kind) { return tables_of(kind).topology; }
 const DeviceReplacement* device_replacement(DeviceKind kind) { return tables_of(kind).replacement; }
 const DeviceSampling* device_sampling(DeviceKind kind) { return tables_of(kind).sampling; }
 const DeviceStreams* device_streams(DeviceKind kind) { return tables_of(kind).streams; }

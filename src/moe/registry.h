@@ -42,8 +42,6 @@ const DeviceRouter* device_router(DeviceKind kind);
 const DeviceRanks* device_ranks(DeviceKind kind);
 // The functions of ranks over peer memory; null if device_memory is.
 const DevicePeers* device_peers(DeviceKind kind);
-// The topology of such devices; null if device_memory is.
-const DeviceTopology* device_topology(DeviceKind kind);
 // Replaces experts in stream order; null if device_memory is.
 const DeviceReplacement* device_replacement(DeviceKind kind);
 // Samples tokens of runs for NVFP4_MOE_CHECK; null if device_memory is.

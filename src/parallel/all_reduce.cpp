@@ -197,8 +197,7 @@ class PeerAllReduce : public AllReduce {
       : AllReduce(layer, ranks, std::move(slots)),
         peers_(*device_peers(layer.plan().device.kind)) {}
 
-  // Collective: reserves the memory that the ranks write to.
-  Status reserve() {
+  Status reserve() override {
     PeerMemory& memory = *exchange().peers();
     sum_.link = memory.link();
     const int64_t max_values = values(max_tokens());
@@ -231,11 +230,7 @@ class PeerAllReduce : public AllReduce {
     sum.nonfinite = &s.status->nonfinite_outputs;
     sum.failed = s.failed;
     if (sum.count <= most_small_) return peers_.sum_small(device(), sum, stream);
-    NVFP4_MOE_TRY(peers_.push_parts(device(), sum, stream));
-    NVFP4_MOE_TRY(peers_.barrier(device(), sum.link, true, s.failed, stream));
-    NVFP4_MOE_TRY(peers_.sum_shard(device(), sum, stream));
-    NVFP4_MOE_TRY(peers_.barrier(device(), sum.link, false, s.failed, stream));
-    NVFP4_MOE_TRY(peers_.take_totals(device(), sum, stream));
+    NVFP4_MOE_TRY(peers_.sum_large(device(), sum, stream));
     return device_ranks(layer_.plan().device.kind)
         ->check_reduced(device(), {batch.out, batch.out_dtype, sum.count, nullptr, sum.nonfinite},
                         stream);
@@ -255,15 +250,13 @@ int64_t bytes_of_peer_sum(int64_t count, int64_t max_values, int64_t world, DTyp
   return (world - 1) * count / world * (4 + bits(out_dtype) / 8);
 }
 
-Result<std::unique_ptr<RankCombine>> make_all_reduce(MoeLayer& layer, const Ranks& ranks,
-                                                     std::unique_ptr<DeviceSlots> slots) {
+Result<std::unique_ptr<RankCombine>> make_all_reduce(MoeLayer& layer, const Ranks& ranks) {
   using Made = std::unique_ptr<RankCombine>;
-  if (slots == nullptr) return Made(std::make_unique<HostAllReduce>(layer, ranks));
+  if (layer.backend().memory == nullptr) return Made(std::make_unique<HostAllReduce>(layer, ranks));
+  NVFP4_MOE_ASSIGN(auto slots, DeviceSlots::make(layer, ranks.placement));
   if (ranks.exchange->peers() == nullptr)
     return Made(std::make_unique<DeviceAllReduce>(layer, ranks, std::move(slots)));
-  auto made = std::make_unique<PeerAllReduce>(layer, ranks, std::move(slots));
-  NVFP4_MOE_TRY(made->reserve());
-  return Made(std::move(made));
+  return Made(std::make_unique<PeerAllReduce>(layer, ranks, std::move(slots)));
 }
 
 }  // namespace nvfp4_moe::internal

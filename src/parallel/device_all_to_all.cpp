@@ -8,16 +8,6 @@
 
 namespace nvfp4_moe::internal {
 
-Result<Buffer> make_wire_report(const MoeLayer& layer) {
-  const DeviceMemory& memory = *layer.backend().memory;
-  const int device = layer.weights().device;
-  const WireReport none;
-  NVFP4_MOE_ASSIGN(Buffer report,
-                   memory.allocate(sizeof(WireReport), device, "report of all_to_all"));
-  NVFP4_MOE_TRY(memory.to_device(device, report.data(), &none, sizeof(none), nullptr));
-  return report;
-}
-
 const RunPlan* AllToAllOnDevice::LastPlan::of(const MoeLayer& layer, const Batch& batch) {
   const bool aligned = reinterpret_cast<uintptr_t>(batch.hidden) % 16 == 0;
   if (tokens_ != batch.tokens || hidden_dtype_ != batch.hidden_dtype ||
@@ -71,6 +61,15 @@ AllToAllOnDevice::Side AllToAllOnDevice::source(const Spans& spans, const Batch&
   if (void* const rows = rows_out(spans); rows != nullptr) made.buffers.routed.rows_out = rows;
   made.plan = source_plan_.of(layer_, mine);
   return made;
+}
+
+TokensToSend AllToAllOnDevice::tokens_of(const Spans& spans, const Side& source) const {
+  const MoeConfig& config = layer_.weights().config;
+  TokensToSend from{{}, spans.slots, source.batch.topk_weights, slots_->first_of_rank()};
+  std::ranges::copy(
+      wire_arrays(source.buffers.routed.hidden, config->activation_format, config->hidden_size),
+      from.arrays);
+  return from;
 }
 
 UnpackPackets AllToAllOnDevice::take_call(const Spans& spans, const MessageLayout& layout,
@@ -141,7 +140,6 @@ DeviceAllToAll::DeviceAllToAll(MoeLayer& layer, const Ranks& ranks,
                                std::unique_ptr<DeviceSlots> slots, Buffer report)
     : AllToAllOnDevice(layer, ranks, std::move(slots), std::move(report)),
       counts_(world(), ranks.capacity, ranks.fixed, top_k()),
-      mine_(2 * static_cast<size_t>(world())),
       send_bytes_(static_cast<size_t>(world())),
       recv_bytes_(static_cast<size_t>(world())),
       bounds_(2 * (static_cast<size_t>(world()) + 1)) {}
@@ -177,10 +175,11 @@ Status DeviceAllToAll::prepare(const Batch& batch, const Spans& s, bool captured
   NVFP4_MOE_TRY(packet_steps_.count(device(), counted, stream));
   int64_t packets = counts_.sent(batch.tokens);
   if (!counts_.fixed()) {
-    NVFP4_MOE_TRY(layer_.backend().memory->to_host(device(), mine_.data(), s.counts,
-                                                   mine_.size() * sizeof(int64_t), stream));
+    const std::span<int64_t> counts = counts_.own();
+    NVFP4_MOE_TRY(layer_.backend().memory->to_host(device(), counts.data(), s.counts,
+                                                   counts.size_bytes(), stream));
     packets = 0;
-    for (size_t at = 0; at < mine_.size(); at += 2) packets += mine_[at];
+    for (size_t at = 0; at < counts.size(); at += 2) packets += counts[at];
   }
   const Side side = source(s, batch);
   const StepContext step = side.step(layer_.weights(), stream);
@@ -190,19 +189,14 @@ Status DeviceAllToAll::prepare(const Batch& batch, const Spans& s, bool captured
       device(), {layout, counted, s.sources, side.buffers.row_of_assignment, s.send, s.failed},
       stream));
   NVFP4_MOE_TRY(steps().quantize(step));
-  PackPackets pack;
-  set_tokens(pack, s, side);
-  pack.layout = layout;
-  pack.sources = s.sources;
-  pack.packets = packets;
-  pack.messages = s.send;
-  return packet_steps_.pack(device(), pack, stream);
+  return packet_steps_.pack(device(), {layout, tokens_of(s, side), s.sources, packets, s.send},
+                            stream);
 }
 
 Status DeviceAllToAll::gather(int64_t tokens, const Status& mine, bool captured) {
   captured_ = captured;
-  if (!mine.ok() || counts_.fixed()) std::fill(mine_.begin(), mine_.end(), 0);
-  return counts_.gather(exchange(), tokens, mine, captured, mine_);
+  if (!mine.ok() || counts_.fixed()) std::ranges::fill(counts_.own(), 0);
+  return counts_.gather(exchange(), tokens, mine, captured);
 }
 
 Status DeviceAllToAll::dispatch(const Batch&, const Spans& s, const Side&, void* stream) {
@@ -258,16 +252,18 @@ void DeviceAllToAll::await(AwaitedRows& awaited, const Spans&) const {
   awaited.link_failed = exchange().device()->failure_word();
 }
 
-Result<std::unique_ptr<RankCombine>> make_device_all_to_all(MoeLayer& layer, const Ranks& ranks,
-                                                            std::unique_ptr<DeviceSlots> slots,
-                                                            Buffer report) {
+Result<std::unique_ptr<RankCombine>> make_device_all_to_all(MoeLayer& layer, const Ranks& ranks) {
   using Made = std::unique_ptr<RankCombine>;
+  NVFP4_MOE_ASSIGN(auto slots, DeviceSlots::make(layer, ranks.placement));
+  const DeviceMemory& memory = *layer.backend().memory;
+  const int device = layer.weights().device;
+  const WireReport none;
+  NVFP4_MOE_ASSIGN(Buffer report, memory.allocate(sizeof(none), device, "report of all_to_all"));
+  NVFP4_MOE_TRY(memory.to_device(device, report.data(), &none, sizeof(none), nullptr));
   if (ranks.exchange->peers() == nullptr)
     return Made(
         std::make_unique<DeviceAllToAll>(layer, ranks, std::move(slots), std::move(report)));
-  auto made = std::make_unique<PeerAllToAll>(layer, ranks, std::move(slots), std::move(report));
-  NVFP4_MOE_TRY(made->reserve());
-  return Made(std::move(made));
+  return Made(std::make_unique<PeerAllToAll>(layer, ranks, std::move(slots), std::move(report)));
 }
 
 }  // namespace nvfp4_moe::internal

@@ -10,7 +10,6 @@
 // at the address from which combine reads them, and are not copied again.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -74,10 +73,7 @@ class AllToAllOnDevice : public RankCombine {
   // The UnpackPackets call of the expert rank, without the fields of its transport.
   UnpackPackets take_call(const Spans& spans, const MessageLayout& layout,
                           const std::byte* packets) const;
-  // Sets the fields of a call that packs the tokens in source.buffers. Packed: PackPackets or
-  // PushPackets.
-  template <class Packed>
-  void set_tokens(Packed& call, const Spans& spans, const Side& source) const;
+  TokensToSend tokens_of(const Spans& spans, const Side& source) const;
   const LayerSteps& steps() const { return *layer_.backend().steps; }
   int device() const { return layer_.weights().device; }
 
@@ -119,17 +115,6 @@ class AllToAllOnDevice : public RankCombine {
   LastPlan source_plan_, expert_plan_;
 };
 
-template <class Packed>
-void AllToAllOnDevice::set_tokens(Packed& call, const Spans& spans, const Side& source) const {
-  const MoeConfig& config = layer_.weights().config;
-  const auto arrays =
-      wire_arrays(source.buffers.routed.hidden, config->activation_format, config->hidden_size);
-  std::copy(arrays.begin(), arrays.end(), call.arrays);
-  call.slots = spans.slots;
-  call.weights = source.batch.topk_weights;
-  call.first_of_rank = slots_->first_of_rank();
-}
-
 // All-to-all over NCCL. Without a capacity a run waits once for the device, to exchange counts, and
 // cannot be captured. With a capacity it does not wait: counts travel in message headers. If a rank
 // has too many tokens for another, the run gives NaN on every rank and status fails.
@@ -159,7 +144,6 @@ class DeviceAllToAll : public AllToAllOnDevice {
   Status run_experts(const Spans& spans, const Side& expert, void* stream);
 
   PacketCounts counts_;
-  std::vector<int64_t> mine_;                     // (world) pairs of tokens and rows for each rank
   std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)
   std::vector<int32_t> bounds_;                   // (2, world + 1) UnpackPackets::bounds
   bool captured_ = false;                         // from begin to run
@@ -172,8 +156,7 @@ class PeerAllToAll : public AllToAllOnDevice {
  public:
   PeerAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
                Buffer report);
-  // Collective: reserves the memory that the ranks write to.
-  Status reserve();
+  Status reserve() override;
 
  private:
   int64_t received() const override { return world() * max_tokens(); }

@@ -7,45 +7,31 @@
 
 namespace nvfp4_moe::internal {
 
-struct ExchangeCounts::Header {
-  int64_t tokens = 0;
-  int32_t code = 0;
-  int32_t captured = 0;
-  char message[496] = {};  // truncated to fit, ends with 0
-};
-
-ExchangeCounts::ExchangeCounts(int world, int64_t counts)
-    : bytes_(static_cast<int64_t>(sizeof(Header)) + counts * static_cast<int64_t>(sizeof(int64_t))),
-      mine_(static_cast<size_t>(bytes_)),
-      messages_(static_cast<size_t>(bytes_) * static_cast<size_t>(world)) {}
-
-ExchangeCounts::Header ExchangeCounts::header(int rank) const {
-  Header header;
-  std::memcpy(&header, messages_.data() + rank * bytes_, sizeof(header));
-  header.message[sizeof(header.message) - 1] = 0;
-  return header;
-}
-
-Status ExchangeCounts::gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured,
-                              std::span<const int64_t> counts) {
-  Header own;
-  own.tokens = tokens;
-  own.code = static_cast<int32_t>(mine.code());
-  own.captured = captured ? 1 : 0;
-  mine.message().copy(own.message, sizeof(own.message) - 1);
-  std::memcpy(mine_.data(), &own, sizeof(own));
-  if (!counts.empty()) std::memcpy(mine_.data() + sizeof(own), counts.data(), counts.size_bytes());
-  NVFP4_MOE_TRY(exchange.all_gather(mine_.data(), bytes_, messages_.data()));
-  if (std::memcmp(messages_.data() + exchange.rank() * bytes_, mine_.data(), mine_.size()) != 0)
+Status ExchangeCounts::gather(Exchange& exchange, int64_t tokens, const Status& mine,
+                              bool captured) {
+  struct Header {
+    int64_t tokens;
+    int32_t captured;
+    SentStatus<496> status;
+  };
+  static_assert(sizeof(Header) == kHeader * sizeof(int64_t));
+  const Header sent{tokens, captured ? 1 : 0, SentStatus<496>(mine)};
+  std::memcpy(mine_.data(), &sent, sizeof(sent));
+  const size_t bytes = mine_.size() * sizeof(int64_t);
+  NVFP4_MOE_TRY(exchange.all_gather(mine_.data(), static_cast<int64_t>(bytes), messages_.data()));
+  if (std::memcmp(message(exchange.rank()), mine_.data(), bytes) != 0)
     return io_error(
         "exchange counts: expected this rank's own bytes back from the exchange, got others");
+  const auto header = [this](int rank) {
+    Header of_rank;
+    std::memcpy(&of_rank, message(rank), sizeof(of_rank));
+    return of_rank;
+  };
   for (int rank = 0; rank < exchange.world(); ++rank) {
-    const Header of_rank = header(rank);
-    if (of_rank.code != 0)
-      return Status(code_of_failure(of_rank.code), of_rank.message)
-          .in("rank " + std::to_string(rank));
-    int64_t least = of_rank.tokens;
-    for (int64_t index = 0; index < std::ssize(counts); ++index)
+    if (const auto sent_by = header(rank).status; sent_by.code != 0)
+      return sent_by.failure().in("rank " + std::to_string(rank));
+    int64_t least = this->tokens(rank);
+    for (int64_t index = 0; index < std::ssize(own()); ++index)
       least = std::min(least, count(rank, index));
     if (least < 0)  // they determine array offsets
       return io_error("exchange counts of rank " + std::to_string(rank) +
@@ -58,17 +44,6 @@ Status ExchangeCounts::gather(Exchange& exchange, int64_t tokens, const Status& 
                               (first ? "captured, as on rank 0, got one that is not"
                                      : "not captured, as on rank 0, got one that is"));
   return {};
-}
-
-int64_t ExchangeCounts::tokens(int rank) const { return header(rank).tokens; }
-
-int64_t ExchangeCounts::count(int rank, int64_t index) const {
-  int64_t value = 0;
-  std::memcpy(&value,
-              messages_.data() + rank * bytes_ + sizeof(Header) +
-                  static_cast<size_t>(index) * sizeof(value),
-              sizeof(value));
-  return value;
 }
 
 PacketCounts::PacketCounts(int world, int64_t capacity, bool fixed, int64_t top_k)
@@ -94,9 +69,8 @@ Status PacketCounts::check_possible(int source, int expert) const {
                   std::to_string(rows) + " rows");
 }
 
-Status PacketCounts::gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured,
-                            std::span<const int64_t> counts) {
-  NVFP4_MOE_TRY(ExchangeCounts::gather(exchange, tokens, mine, captured, counts));
+Status PacketCounts::gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured) {
+  NVFP4_MOE_TRY(ExchangeCounts::gather(exchange, tokens, mine, captured));
   int source = 0, expert = 0;
   for (int s = 0; s < world_; ++s)
     for (int e = 0; e < world_; ++e) {

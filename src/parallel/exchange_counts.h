@@ -15,23 +15,27 @@ namespace nvfp4_moe::internal {
 class ExchangeCounts {
  public:
   // counts: the number of integers that each rank sends.
-  ExchangeCounts(int world, int64_t counts);
+  ExchangeCounts(int world, int64_t counts)
+      : mine_(static_cast<size_t>(kHeader + counts)),
+        messages_(mine_.size() * static_cast<size_t>(world)) {}
 
+  // (counts) of this rank: the next gather sends them.
+  std::span<int64_t> own() { return std::span(mine_).subspan(kHeader); }
   // Succeeds on all ranks or fails on all: with the error of the lowest rank that has one, or with
   // kInvalidArgument if only some ranks capture their stream. Allocates nothing itself.
-  Status gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured,
-                std::span<const int64_t> counts = {});
+  Status gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured);
   // Values of the last gather.
-  int64_t tokens(int rank) const;
-  int64_t count(int rank, int64_t index) const;
+  int64_t tokens(int rank) const { return message(rank)[0]; }
+  int64_t count(int rank, int64_t index) const { return message(rank)[kHeader + index]; }
 
  private:
-  struct Header;
-  Header header(int rank) const;
+  static constexpr int64_t kHeader = 64;  // in integers, the first of which is the tokens
+  const int64_t* message(int rank) const {
+    return messages_.data() + mine_.size() * static_cast<size_t>(rank);
+  }
 
-  int64_t bytes_;                    // size of one rank's message: a header and its counts
-  std::vector<std::byte> mine_;      // (bytes_)
-  std::vector<std::byte> messages_;  // (world, bytes_)
+  std::vector<int64_t> mine_;      // a header and the counts
+  std::vector<int64_t> messages_;  // (world, size of mine_)
 };
 
 // The exchange counts of all_to_all. Messages have the packets and rows that the ranks report.
@@ -41,10 +45,9 @@ class PacketCounts : public ExchangeCounts {
   // capacity, fixed: as in Ranks.
   PacketCounts(int world, int64_t capacity, bool fixed, int64_t top_k);
 
-  // counts: for each rank, the tokens and the rows that this rank has for it. Also fails, on all
+  // own(): for each rank, the tokens and the rows that this rank has for it. Also fails, on all
   // ranks, if one has more tokens for another than the capacity.
-  Status gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured,
-                std::span<const int64_t> counts);
+  Status gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured);
 
   // Reported by the ranks.
   int64_t tokens_between(int source, int expert) const { return count(source, 2 * expert); }

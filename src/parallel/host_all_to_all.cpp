@@ -89,7 +89,6 @@ class HostAllToAll : public RankCombine {
         packet_(layer.weights().config),
         slots_(ranks.placement, top_k()),
         counts_(world(), ranks.capacity, ranks.fixed, top_k()),
-        mine_(2 * static_cast<size_t>(world())),
         send_bytes_(static_cast<size_t>(world())),
         recv_bytes_(static_cast<size_t>(world())) {}
 
@@ -126,7 +125,6 @@ class HostAllToAll : public RankCombine {
   const PacketFormat packet_;
   HostSlots slots_;
   PacketCounts counts_;
-  std::vector<int64_t> mine_;                     // (world) pairs of tokens and rows for each rank
   std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)
 };
 
@@ -155,18 +153,19 @@ HostAllToAll::Spans HostAllToAll::spans(std::byte* workspace, int64_t tokens) co
 }
 
 Status HostAllToAll::begin(const Batch& batch, std::byte* workspace, void* stream, Status mine) {
-  std::fill(mine_.begin(), mine_.end(), 0);
+  const std::span<int64_t> counts = counts_.own();
+  std::ranges::fill(counts, 0);
   int32_t* const slots = mine.ok() ? spans(workspace, batch.tokens).slots : nullptr;
   if (mine.ok()) mine = slots_.translate(batch, rank(), slots, stream);
   for (int expert = 0; expert < world() && mine.ok(); ++expert) {
     int64_t last = -1;
     for_assignments(placement(), slots, batch.tokens, top_k(), expert, [&](int64_t token, int64_t) {
-      mine_[2 * static_cast<size_t>(expert)] += token != last;
-      mine_[2 * static_cast<size_t>(expert) + 1] += 1;
+      counts[2 * static_cast<size_t>(expert)] += token != last;
+      counts[2 * static_cast<size_t>(expert) + 1] += 1;
       last = token;
     });
   }
-  return counts_.gather(exchange(), batch.tokens, mine, false, mine_);
+  return counts_.gather(exchange(), batch.tokens, mine, false);
 }
 
 Status HostAllToAll::send_tokens(const LayerBuffers& source, const Batch& batch,
@@ -338,8 +337,8 @@ Status HostAllToAll::run(const Batch& batch, std::byte* workspace, void*) {
 
 }  // namespace
 
-std::unique_ptr<RankCombine> make_host_all_to_all(MoeLayer& layer, const Ranks& ranks) {
-  return std::make_unique<HostAllToAll>(layer, ranks);
+Result<std::unique_ptr<RankCombine>> make_host_all_to_all(MoeLayer& layer, const Ranks& ranks) {
+  return std::unique_ptr<RankCombine>(std::make_unique<HostAllToAll>(layer, ranks));
 }
 
 }  // namespace nvfp4_moe::internal

@@ -125,31 +125,6 @@ Result<LayerSource> validated_source(const Checkpoint& checkpoint, int64_t layer
   return source;
 }
 
-Result<std::unique_ptr<MoeLayer>> open_over_ranks(const MoeConfig& config,
-                                                  const LayerSource& source,
-                                                  const LayerOptions& options,
-                                                  const ExpertParallelOptions& parallel,
-                                                  std::shared_ptr<Exchange> exchange,
-                                                  const ProgressFn& progress) {
-  if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
-  std::string forced;
-  DeviceFacts device;
-  const auto choose = [&]() -> Result<BackendSelection> {
-    NVFP4_MOE_ASSIGN(const Env env, read_env());
-    NVFP4_MOE_ASSIGN(forced, forced_backend(options.backend, env));
-    NVFP4_MOE_ASSIGN(device, device_facts(options.device));
-    return choose_backend_to_open(config, device, forced, env);
-  };
-  const Result<BackendSelection> selected = choose();
-  NVFP4_MOE_TRY(exchange->agree(selected.status()));
-  NVFP4_MOE_ASSIGN(const BackendSelection of_all,
-                   backend_of_all(*selected, config, device, forced, *exchange));
-  NVFP4_MOE_ASSIGN(auto layer, open_over_ranks_on(*of_all.backend, config, source, options,
-                                                  parallel, std::move(exchange), progress));
-  layer->set_self_check(of_all.check);
-  return layer;
-}
-
 Result<BackendSelection> backend_of_all(const BackendSelection& mine, const MoeConfig& config,
                                         const DeviceFacts& device, const std::string& forced,
                                         Exchange& exchange) {
@@ -181,9 +156,9 @@ Result<BackendSelection> backend_of_all(const BackendSelection& mine, const MoeC
 
 Result<std::unique_ptr<MoeLayer>> open_over_ranks_on(
     const Backend& backend, const MoeConfig& config, const LayerSource& source,
-    const LayerOptions& options, const ExpertParallelOptions& parallel,
-    std::shared_ptr<Exchange> exchange, const ProgressFn& progress) {
-  if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
+    const LayerOptions& options, const Parallel& divided, const ProgressFn& progress) {
+  const std::shared_ptr<Exchange>& exchange = divided.exchange;
+  const ExpertParallelOptions& parallel = divided.options;
   const Result<Placement> placement = placement_of(config, parallel, exchange->world());
   NVFP4_MOE_TRY(exchange->agree(placement.ok() ? check_options(options, parallel, *exchange)
                                                : placement.status()));
@@ -197,21 +172,19 @@ Result<std::unique_ptr<MoeLayer>> open_over_ranks_on(
                     exchange, max_tokens,    fixed ? parallel.capacity : max_tokens,
                     fixed,    source.weights};
   std::unique_ptr<MoeLayer> layer;
-  std::unique_ptr<DeviceSlots> slots;  // null on hosts
-  Buffer report;
+  std::unique_ptr<RankCombine> combine;
   const auto load = [&]() -> Status {
     NVFP4_MOE_ASSIGN(layer, open_rank(backend, ranks, source, options, progress));
-    if (backend.memory == nullptr)
-      return backend.steps != nullptr
-                 ? Status()
-                 : unsupported(std::string("backend: expected one that is made of steps, got ") +
-                               backend.name);
-    if (device_ranks(layer->plan().device.kind) == nullptr || options.device == "cpu")
+    const bool on_host = backend.memory == nullptr;
+    if (on_host && backend.steps == nullptr)
+      return unsupported(std::string("backend: expected one that is made of steps, got ") +
+                         backend.name);
+    if (!on_host && (device_ranks(layer->plan().device.kind) == nullptr || options.device == "cpu"))
       return unsupported(std::string("backend: expected one of the host's, got ") + backend.name);
-    NVFP4_MOE_ASSIGN(slots, DeviceSlots::make(*layer, *placement));
-    if (parallel.combine == CombineBy::kAllToAll) {
-      NVFP4_MOE_ASSIGN(report, make_wire_report(*layer));
-    }
+    const auto make = parallel.combine == CombineBy::kAllReduce ? make_all_reduce
+                      : on_host                                 ? make_host_all_to_all
+                                                                : make_device_all_to_all;
+    NVFP4_MOE_ASSIGN(combine, make(*layer, ranks));
     return {};
   };
   Status loaded;
@@ -221,24 +194,43 @@ Result<std::unique_ptr<MoeLayer>> open_over_ranks_on(
     loaded = caught_exception();
   }
   NVFP4_MOE_TRY(exchange->agree(loaded, std::max(parallel.load_timeout, exchange->timeout())));
-  std::unique_ptr<RankCombine> combine;
-  if (parallel.combine == CombineBy::kAllReduce) {
-    NVFP4_MOE_ASSIGN(combine, make_all_reduce(*layer, ranks, std::move(slots)));
-  } else if (slots == nullptr) {
-    combine = make_host_all_to_all(*layer, ranks);
-  } else {
-    NVFP4_MOE_ASSIGN(combine,
-                     make_device_all_to_all(*layer, ranks, std::move(slots), std::move(report)));
-  }
+  NVFP4_MOE_TRY(combine->reserve());
   layer->set_combine(std::move(combine));
   return layer;
 }
 
-Result<std::unique_ptr<MoeLayer>> open_checkpoint_over_ranks(
-    const Checkpoint& checkpoint, int64_t layer, const std::optional<MoeOptions>& given,
-    const LayerOptions& options, const ExpertParallelOptions& parallel,
-    std::shared_ptr<Exchange> exchange, const ProgressFn& progress) {
-  if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
+Result<std::unique_ptr<MoeLayer>> open_layer(const MoeConfig& config, const LayerSource& source,
+                                             const LayerOptions& options,
+                                             const std::optional<Parallel>& parallel,
+                                             const ProgressFn& progress) {
+  if (!parallel) return MoeLayer::open(config, source, options, progress);
+  Exchange& exchange = *parallel->exchange;
+  std::string forced;
+  DeviceFacts device;
+  const auto choose = [&]() -> Result<BackendSelection> {
+    NVFP4_MOE_ASSIGN(const Env env, read_env());
+    NVFP4_MOE_ASSIGN(forced, forced_backend(options.backend, env));
+    NVFP4_MOE_ASSIGN(device, device_facts(options.device));
+    return choose_backend_to_open(config, device, forced, env);
+  };
+  const Result<BackendSelection> selected = choose();
+  NVFP4_MOE_TRY(exchange.agree(selected.status()));
+  NVFP4_MOE_ASSIGN(const BackendSelection of_all,
+                   backend_of_all(*selected, config, device, forced, exchange));
+  NVFP4_MOE_ASSIGN(auto layer, open_over_ranks_on(*of_all.backend, config, source, options,
+                                                  *parallel, progress));
+  layer->set_self_check(of_all.check);
+  return layer;
+}
+
+Result<std::unique_ptr<MoeLayer>> open_layer(const Checkpoint& checkpoint, int64_t layer,
+                                             const std::optional<MoeOptions>& given,
+                                             const IntermediateSlice& slice,
+                                             const LayerOptions& options, const CacheOptions& cache,
+                                             const std::optional<Parallel>& parallel,
+                                             const ProgressFn& progress) {
+  if (!parallel)
+    return open_checkpoint_layer(checkpoint, layer, given, slice, options, cache, progress);
   std::optional<MoeConfig> config;
   LayerSource source;
   const auto prepare = [&]() -> Status {
@@ -247,28 +239,8 @@ Result<std::unique_ptr<MoeLayer>> open_checkpoint_over_ranks(
                      validated_source(checkpoint, layer, (*config)->shared_intermediate_size > 0));
     return {};
   };
-  NVFP4_MOE_TRY(exchange->agree(prepare()));
-  return open_over_ranks(*config, source, options, parallel, std::move(exchange), progress);
-}
-
-Result<std::unique_ptr<MoeLayer>> open_layer(const MoeConfig& config, const LayerSource& source,
-                                             const LayerOptions& options,
-                                             const std::optional<Parallel>& parallel,
-                                             const ProgressFn& progress) {
-  if (!parallel) return MoeLayer::open(config, source, options, progress);
-  return open_over_ranks(config, source, options, parallel->options, parallel->exchange, progress);
-}
-
-Result<std::unique_ptr<MoeLayer>> open_layer(const Checkpoint& checkpoint, int64_t layer,
-                                             const std::optional<MoeOptions>& config,
-                                             const IntermediateSlice& slice,
-                                             const LayerOptions& options, const CacheOptions& cache,
-                                             const std::optional<Parallel>& parallel,
-                                             const ProgressFn& progress) {
-  if (!parallel)
-    return open_checkpoint_layer(checkpoint, layer, config, slice, options, cache, progress);
-  return open_checkpoint_over_ranks(checkpoint, layer, config, options, parallel->options,
-                                    parallel->exchange, progress);
+  NVFP4_MOE_TRY(parallel->exchange->agree(prepare()));
+  return open_layer(*config, source, options, parallel, progress);
 }
 
 }  // namespace nvfp4_moe::internal

@@ -62,7 +62,7 @@ Status PeerAllToAll::dispatch(const Batch& batch, const Spans& s, const Side& so
                               void* stream) {
   const StepContext step = source.step(layer_.weights(), stream);
   PushPackets push;
-  set_tokens(push, s, source);
+  push.from = tokens_of(s, source);
   push.link = link_;
   push.packets = packets_;
   push.flags = packet_flags_;

@@ -59,6 +59,9 @@ class RankCombine : public Combine {
   const ExpertParallelOptions& options() const { return ranks_.options; }
   Exchange& exchange() const { return *ranks_.exchange; }
 
+  // Collective, once all ranks have their combine: reserves memory that the ranks write to.
+  virtual Status reserve() { return {}; }
+
   void fail(const Status& why) override;
   Status link_state() override { return link() == nullptr ? Status() : link()->state(); }
   Status work_state() override { return link() == nullptr ? Status() : link()->state_of_work(); }
@@ -103,15 +106,10 @@ inline RankCombine& ranks_of(const MoeLayer& layer) {
 // The same for any layer; kUnsupported, naming `what`, if it has only one rank.
 Result<RankCombine*> ranks_of(const MoeLayer& layer, const char* what);
 
-// Makes the combine of an open rank. slots: null on hosts. Collective over peer memory.
-Result<std::unique_ptr<RankCombine>> make_all_reduce(MoeLayer& layer, const Ranks& ranks,
-                                                     std::unique_ptr<DeviceSlots> slots);
-std::unique_ptr<RankCombine> make_host_all_to_all(MoeLayer& layer, const Ranks& ranks);
-Result<std::unique_ptr<RankCombine>> make_device_all_to_all(MoeLayer& layer, const Ranks& ranks,
-                                                            std::unique_ptr<DeviceSlots> slots,
-                                                            Buffer report);
-// Device memory for the faults that runs of all_to_all find there: a WireReport.
-Result<Buffer> make_wire_report(const MoeLayer& layer);
+// Makes the combine of an open rank, for all three transports or for those of its name.
+Result<std::unique_ptr<RankCombine>> make_all_reduce(MoeLayer& layer, const Ranks& ranks);
+Result<std::unique_ptr<RankCombine>> make_host_all_to_all(MoeLayer& layer, const Ranks& ranks);
+Result<std::unique_ptr<RankCombine>> make_device_all_to_all(MoeLayer& layer, const Ranks& ranks);
 // Bytes that a rank sends to all others for a sum of `count` values over peer memory, including
 // flags, if runs have at most max_values.
 int64_t bytes_of_peer_sum(int64_t count, int64_t max_values, int64_t world, DType out_dtype);

@@ -62,11 +62,10 @@ class RankVerifier {
     const LayerStates states = seeded_states(sizes, number, options_.states);
     layer_options.limits.max_tokens = std::max<int64_t>(states.tokens, 1);
     layer_options.executor = &executor_;
-    ExpertParallelOptions parallel;
-    parallel.combine = options_.combine;
-    NVFP4_MOE_ASSIGN(const auto opened,
-                     open_checkpoint_over_ranks(checkpoint_, number, sizes, layer_options, parallel,
-                                                exchange_, progress_));
+    Parallel parallel{exchange_, {}};
+    parallel.options.combine = options_.combine;
+    NVFP4_MOE_ASSIGN(const auto opened, open_layer(checkpoint_, number, sizes, {}, layer_options,
+                                                   {}, parallel, progress_));
     const int64_t hidden = sizes.hidden_size;
     const Tokens mine = Tokens::of(options_, states.tokens, rank, world);
     std::vector<uint16_t> out(

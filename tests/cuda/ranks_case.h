@@ -122,7 +122,8 @@ inline Result<std::unique_ptr<MoeLayer>> open_on_device(Exchange& exchange, cons
                                                         const ExpertParallelOptions& parallel) {
   LayerOptions options = device_options(data);
   options.device = "cuda:" + std::to_string(device_of(exchange.rank()));
-  return open_over_ranks(data.config, source_of(data), options, parallel, borrowed(exchange));
+  return open_layer(data.config, source_of(data), options,
+                    internal::Parallel{borrowed(exchange), parallel});
 }
 
 inline CaseData made(const Case& spec) { return *must(make_case(spec)); }

@@ -2,6 +2,7 @@
 // whether they have peer access.
 #include <cuda_runtime.h>
 
+#include <memory>
 #include <set>
 #include <string>
 
@@ -18,17 +19,19 @@ class CudaTopology : public testing::Test {
     if (const auto device = device_facts("cuda:0"); !device.ok())
       GTEST_SKIP() << device.status().message();
   }
-  const DeviceTopology& topology = *device_topology(DeviceKind::kCuda);
+  static std::unique_ptr<PeerDevice> at(int device) {
+    return device_peers(DeviceKind::kCuda)->make_device(device);
+  }
 };
 
 TEST_F(CudaTopology, EachDeviceReachesItselfAndItsPeers) {
   std::set<std::string> addresses;
   for (int other = 0; other < gpus(); ++other) {
-    const auto address = must(topology.pci_address(other));
+    const auto address = must(at(other)->pci_address());
     EXPECT_THAT(*address, MatchesRegex("[0-9A-F]{4,8}:[0-9A-F]{2}:[0-9A-F]{2}\\.[0-9A-F]"));
     addresses.insert(*address);
     for (int device = 0; device < gpus(); ++device) {
-      const auto reach = must(topology.reach(device, *address));
+      const auto reach = must(at(device)->reach(*address));
       int peers = 0;
       ASSERT_EQ(cudaDeviceCanAccessPeer(&peers, device, other), cudaSuccess);
       EXPECT_EQ(*reach, device == other || peers != 0 ? PeerReach::kYes : PeerReach::kNoAccess)
@@ -40,11 +43,10 @@ TEST_F(CudaTopology, EachDeviceReachesItselfAndItsPeers) {
 
 TEST_F(CudaTopology, WhatIsNotThereIsNotVisible) {
   for (const char* address : {"FFFF:FF:1F.0", "", "cuda:0"}) {
-    const auto reach = must(topology.reach(0, address));
+    const auto reach = must(at(0)->reach(address));
     EXPECT_EQ(*reach, PeerReach::kNotVisible) << address;
   }
-  EXPECT_THAT(topology.pci_address(gpus()).status().message(),
-              HasSubstr("cudaDeviceGetPCIBusId: "));
+  EXPECT_THAT(at(gpus())->pci_address().status().message(), HasSubstr("cudaDeviceGetPCIBusId: "));
   EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "left for whoever asks next";
 }
 

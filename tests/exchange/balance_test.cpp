@@ -87,8 +87,8 @@ TEST(Balance, AHotRankIsEvenAfterRearranging) {
   std::vector<uint8_t> first_out(data->out_bytes()), second_out(data->out_bytes());
   on_ranks(Over::kThreads, kWorld, kCaseTimeout, [&](Exchange& exchange) {
     const LayerSource source = source_of(*data);
-    const auto layer =
-        must(open_over_ranks(data->config, source, options_of(*data), options, borrowed(exchange)));
+    const auto layer = must(open_layer(data->config, source, options_of(*data),
+                                       internal::Parallel{borrowed(exchange), options}));
     PoisonedWorkspace workspace((*layer)->workspace_bytes());
     const auto tokens = tokens_of(Tokens::kEven, spec.tokens, exchange.rank(), kWorld);
     const auto run = [&](std::vector<uint8_t>& out) {

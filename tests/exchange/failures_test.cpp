@@ -78,8 +78,8 @@ TEST(ParallelOpen, WhatOneRankCannotOpenIsNamedOnEveryRank) {
     on_ranks(Over::kThreads, 3, kCaseTimeout, [&](Exchange& exchange) {
       Arguments arguments;
       if (exchange.rank() == 1 || one.on_all) one.change(arguments);
-      const auto layer = open_over_ranks(arguments.data.config, arguments.source, arguments.options,
-                                         arguments.parallel, borrowed(exchange));
+      const auto layer = open_layer(arguments.data.config, arguments.source, arguments.options,
+                                    internal::Parallel{borrowed(exchange), arguments.parallel});
       EXPECT_EQ(layer.ok(), *one.text == 0) << one.text;
       EXPECT_THAT(layer.status().message(), HasSubstr(one.text));
       EXPECT_OK(exchange.barrier());
@@ -107,8 +107,8 @@ void on_layers(int world, const CaseData& data, const ExpertParallelOptions& par
                const std::function<void(OpenRank&)>& body) {
   on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
     const LayerSource source = source_of(data);
-    const auto layer =
-        must(open_over_ranks(data.config, source, options_of(data), parallel, borrowed(exchange)));
+    const auto layer = must(open_layer(data.config, source, options_of(data),
+                                       internal::Parallel{borrowed(exchange), parallel}));
     OpenRank rank{exchange, data, **layer, PoisonedWorkspace((*layer)->workspace_bytes()), {}};
     body(rank);
     (void)exchange.barrier();  // fails if a test breaks the exchange
@@ -177,8 +177,8 @@ TEST(ParallelRearrange, GivesTheBytesOfAFreshLayerAndTheBitsOfTheOldOne) {
     ASSERT_OK(rank.run());
     EXPECT_EQ(rank.out, expected);
 
-    const auto other = must(
-        open_over_ranks(data.config, source, options_of(data), fresh, borrowed(rank.exchange)));
+    const auto other = must(open_layer(data.config, source, options_of(data),
+                                       internal::Parallel{borrowed(rank.exchange), fresh}));
     const PackedWeights &a = rank.layer.weights(), &b = (*other)->weights();
     ASSERT_EQ(a.bytes.size_bytes(), b.bytes.size_bytes());
     EXPECT_EQ(std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size_bytes()), 0);
@@ -234,8 +234,9 @@ TEST(ParallelRun, TheWireCarriesCodesAndScales) {
         LayerOptions limits = options_of(mine);
         limits.limits.max_tokens = 24;  // the layer does not send more because of it
         const LayerSource source = source_of(mine);
-        const auto layer = must(open_over_ranks(
-            mine.config, source, limits, with_capacity(capacity), borrowed((*called)->exchange())));
+        const auto layer = must(open_layer(
+            mine.config, source, limits,
+            internal::Parallel{borrowed((*called)->exchange()), with_capacity(capacity)}));
         PoisonedWorkspace workspace((*layer)->workspace_bytes());
         std::vector<uint8_t> out(mine.out_bytes());
         const int64_t before = (*called)->sent_bytes();

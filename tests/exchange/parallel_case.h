@@ -107,8 +107,8 @@ inline ParallelRun run_parallel(const Backend& backend, const CaseData& data, in
   on_ranks(over, world, kCaseTimeout, [&](Exchange& exchange) {
     const auto rank = static_cast<size_t>(exchange.rank());
     const LayerSource source = source_of(data);
-    const auto layer = open_over_ranks_on(backend, data.config, source, options_of(data), parallel,
-                                          borrowed(exchange));
+    const auto layer = open_over_ranks_on(backend, data.config, source, options_of(data),
+                                          internal::Parallel{borrowed(exchange), parallel});
     if (!layer.ok()) {
       run.messages[rank] = layer.status().message();
       return;

@@ -50,9 +50,9 @@ class RankZero {
     auto connected =
         must(connect_callbacks({&peer, EchoPeer::all_to_all_v, nullptr}, 0, 2, kCaseTimeout));
     const LayerSource source = source_of(data);
-    layer_ = std::move(*must(open_over_ranks_on(backend, data.config, source, options_of(data),
-                                                with_capacity(capacity),
-                                                std::shared_ptr<Exchange>(std::move(*connected)))));
+    layer_ = std::move(*must(
+        open_over_ranks_on(backend, data.config, source, options_of(data),
+                           internal::Parallel{std::move(*connected), with_capacity(capacity)})));
   }
 
   // A run in which `change` alters rank 1's messages.
@@ -180,9 +180,9 @@ ATTACK_TEST(kReceivedPackets, PacketCounts, NumbersThatCannotBeAreNamedWithTheir
     on_ranks(Over::kThreads, 2, kCaseTimeout, [&](Exchange& exchange) {
       PacketCounts sizes(2, INT64_MAX, false, 2);
       const bool first = exchange.rank() == 0;
-      const std::array<int64_t, 4> counts = {first ? 1 : one.tokens, first ? 2 : one.rows, 0, 0};
-      const Status status =
-          sizes.gather(exchange, first ? 1 : one.tokens_of_rank_1, {}, false, counts);
+      sizes.own()[0] = first ? 1 : one.tokens;
+      sizes.own()[1] = first ? 2 : one.rows;
+      const Status status = sizes.gather(exchange, first ? 1 : one.tokens_of_rank_1, {}, false);
       EXPECT_EQ(status.ok(), *one.text == 0);
       if (*one.text != 0) {
         EXPECT_THAT(status.message(),

@@ -31,8 +31,8 @@ class SameWeights : public testing::Test {
       options.limits.max_tokens = 4;
       options.executor = &serial_executor();
       const bool one = exchange.rank() == 0;
-      body(open_checkpoint_over_ranks(one ? first : other, one ? 1 : other_layer, {}, options, {},
-                                      borrowed(exchange)));
+      body(open_layer(one ? first : other, one ? 1 : other_layer, {}, {}, options, {},
+                      internal::Parallel{borrowed(exchange), {}}));
       EXPECT_OK(exchange.barrier());
     });
   }

@@ -9,10 +9,8 @@
 
 #include <algorithm>
 
-#include "backend/cuda/device/device.h"
-#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/exchange/packets.cuh"
-#include "backend/cuda/exchange/packets.h"
+#include "backend/cuda/exchange/peers.h"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/route.cuh"
@@ -134,12 +132,12 @@ __global__ void __launch_bounds__(kPacketThreads, 6) pack_packets(PackPackets ca
   const PacketFormat& packet = call.layout.packet;
   const PacketSource source = call.sources[blockIdx.x];
   std::byte* const to = packet_at(call.layout, call.messages, source.rank, blockIdx.x);
-  const PacketOfToken token{packet, call.arrays, call.slots, call.weights};
+  const PacketOfToken token{packet, call.from.arrays, call.from.slots, call.from.weights};
   if (source.token < 0)
     token.put_none(to, ThreadGroup::cta());
   else
-    token.put(to, source.token, call.first_of_rank[source.rank],
-              call.first_of_rank[source.rank + 1], ThreadGroup::cta());
+    token.put(to, source.token, call.from.first_of_rank[source.rank],
+              call.from.first_of_rank[source.rank + 1], ThreadGroup::cta());
   if (threadIdx.x == 0) *reinterpret_cast<int32_t*>(to + packet.first_row_at) = source.first_row;
 }
 
@@ -160,36 +158,28 @@ unsigned scan_threads(int64_t tokens) {
 }
 
 Status count(int device, const CountPackets& call, void* stream) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  return launch<count_packets>("count_packets", static_cast<unsigned>(call.world),
-                               scan_threads(call.tokens), 0, stream, call);
+  return launch_on<count_packets>(device, "count_packets", static_cast<unsigned>(call.world),
+                                  scan_threads(call.tokens), stream, call);
 }
 
 Status scan_tokens(int device, const ScanPackets& call, void* stream) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  return launch<scan_packets>("scan_packets", static_cast<unsigned>(call.layout.world),
-                              scan_threads(call.counted.tokens), 0, stream, call);
+  return launch_on<scan_packets>(device, "scan_packets", static_cast<unsigned>(call.layout.world),
+                                 scan_threads(call.counted.tokens), stream, call);
 }
 
 Status pack(int device, const PackPackets& call, void* stream) {
   if (call.packets == 0) return {};
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  return launch<pack_packets>("pack_packets", static_cast<unsigned>(call.packets), kPacketThreads,
-                              0, stream, call);
+  return launch_on<pack_packets>(device, "pack_packets", static_cast<unsigned>(call.packets),
+                                 kPacketThreads, stream, call);
 }
 
 Status write_words(int device, const int32_t* values, int64_t count, int32_t* to, void* stream) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
   for (int64_t first = 0; first < count; first += kWordsPerLaunch) {
     const auto words = static_cast<int32_t>(std::min<int64_t>(kWordsPerLaunch, count - first));
     Words part{};
     std::copy_n(values + first, words, part.values);
-    NVFP4_MOE_TRY(launch<write_words_kernel>("write_words", 1u, kWordsPerLaunch, 0, stream, part,
-                                             words, to + first));
+    NVFP4_MOE_TRY(launch_on<write_words_kernel>(device, "write_words", 1u, kWordsPerLaunch, stream,
+                                                part, words, to + first));
   }
   return {};
 }

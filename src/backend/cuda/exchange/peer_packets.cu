@@ -12,8 +12,6 @@
 
 #include <algorithm>
 
-#include "backend/cuda/device/device.h"
-#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/exchange/awaited_rows.cuh"
 #include "backend/cuda/exchange/peer_packets.cuh"
 #include "backend/cuda/exchange/peers.h"
@@ -126,32 +124,26 @@ __global__ void __launch_bounds__(kPacketThreads, 8)
 }  // namespace
 
 Status assign_rows(int device, const AssignRows& call, void* stream) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
   const auto ctas =
       static_cast<unsigned>(std::max<int64_t>(1, ceil_div(call.assignments, kAssignThreads)));
-  return launch<assign_rows_kernel>("assign_rows", ctas, kAssignThreads, 0, stream, call);
+  return launch_on<assign_rows_kernel>(device, "assign_rows", ctas, kAssignThreads, stream, call);
 }
 
 Status push_packets(int device, const PushPackets& call, void* stream) {
   if (call.tokens == 0) return {};
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
   const dim3 ctas(static_cast<unsigned>(call.tokens), static_cast<unsigned>(call.link.world));
-  return launch<push_packets_kernel>("push_packets", ctas, kPacketThreads, 0, stream, call);
+  return launch_on<push_packets_kernel>(device, "push_packets", ctas, kPacketThreads, stream, call);
 }
 
 Status push_rows(const StepContext& source, const PushRows& call) {
-  const DeviceGuard guard(source.weights.device);
-  NVFP4_MOE_TRY(guard.status());
   const SourceCounts counts{source.buffers.status,
                             call.counts_tokens ? Scratch(source).token_counts : nullptr,
                             source.batch.tokens};
   const bool at_once = call.packets * call.packet.top_k <= kRowsAtOnce;
   const dim3 ctas(static_cast<unsigned>(call.packets + 1),
                   at_once ? static_cast<unsigned>(call.packet.top_k) : 1);
-  return launch<push_rows_kernel>("push_rows", ctas, kPacketThreads, 0, source.stream, call,
-                                  counts);
+  return launch_on<push_rows_kernel>(source.weights.device, "push_rows", ctas, kPacketThreads,
+                                     source.stream, call, counts);
 }
 
 }  // namespace nvfp4_moe::internal::cuda

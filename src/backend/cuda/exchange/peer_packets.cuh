@@ -27,15 +27,15 @@ __device__ inline void begin_dispatch(const PeerLink& link) {
 __device__ inline void push_packet(const PushPackets& call, int64_t token, int rank,
                                    ThreadGroup group) {
   const int64_t top_k = call.packet.top_k;
-  const int32_t first = call.first_of_rank[rank], end = call.first_of_rank[rank + 1];
+  const int32_t first = call.from.first_of_rank[rank], end = call.from.first_of_rank[rank + 1];
   bool any = false;
   for (int64_t k = 0; k < top_k; ++k) {
-    const int32_t slot = call.slots[token * top_k + k];
+    const int32_t slot = call.from.slots[token * top_k + k];
     any |= slot >= first && slot < end;
   }
   std::byte* const to = call.packets.of_rank[rank] +
                         (call.link.rank * call.packet_stride + token) * call.packet.bytes;
-  const PacketOfToken of_token{call.packet, call.arrays, call.slots, call.weights};
+  const PacketOfToken of_token{call.packet, call.from.arrays, call.from.slots, call.from.weights};
   if (any)
     of_token.put(to, token, first, end, group);
   else

@@ -3,8 +3,7 @@
 //   barrier     one warp: reports to each rank that this one has arrived, then waits for all
 //   sum_small   partial (count) -> out (count): writes pairs to every rank, then reads the pairs of
 //               all ranks from its own memory, in one kernel
-//   push_parts, sum_shard, take_totals   the same for more values: each rank adds one shard and
-//                                        sends the total to all
+//   sum_large   the same for more values: each rank adds one shard and sends the total to all
 //
 // Each element is added by one thread in rank order, as on the host. A small sum is limited by
 // latency. A large one is limited by the link: 4 bytes a value to the rank that adds it, plus out's
@@ -14,8 +13,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "backend/cuda/device/device.h"
-#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/exchange/packets.cuh"
 #include "backend/cuda/exchange/peers.cuh"
 #include "backend/cuda/exchange/peers.h"
@@ -233,43 +230,30 @@ unsigned ctas_of(int64_t values, int64_t of_thread, int64_t most) {
 
 }  // namespace
 
-Status barrier(int device, const PeerLink& link, bool first, uint32_t* failed, void* stream) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  return launch<barrier_kernel>("barrier", 1u, 32, 0, stream, link, first, failed);
-}
-
 Status sum_small(int device, const PeerSum& call, void* stream) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
   const unsigned ctas = ctas_of(call.count, 2, kSmallCtas);
   return with_dtype(call.out_dtype, [&](auto out) {
-    return launch<sum_small_kernel<out.value>>("sum_small", ctas, kSumThreads, 0, stream, call);
+    return launch_on<sum_small_kernel<out.value>>(device, "sum_small", ctas, kSumThreads, stream,
+                                                  call);
   });
 }
 
-Status push_parts(int device, const PeerSum& call, void* stream) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  return launch<push_parts_kernel>("push_parts", ctas_of(call.count, 4, kLargeCtas), kSumThreads, 0,
-                                   stream, call);
-}
-
-Status sum_shard(int device, const PeerSum& call, void* stream) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  const unsigned ctas = ctas_of(call.count / call.link.world, kSumElements, kLargeCtas);
-  return with_dtype(call.out_dtype, [&](auto out) {
-    return launch<sum_shard_kernel<out.value>>("sum_shard", ctas, kSumThreads, 0, stream, call);
-  });
-}
-
-Status take_totals(int device, const PeerSum& call, void* stream) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  const unsigned ctas = ctas_of(call.count, kSumElements, kLargeCtas);
-  return with_dtype(call.out_dtype, [&](auto out) {
-    return launch<take_totals_kernel<out.value>>("take_totals", ctas, kSumThreads, 0, stream, call);
+Status sum_large(int device, const PeerSum& call, void* stream) {
+  const unsigned all = ctas_of(call.count, kSumElements, kLargeCtas),
+                 own = ctas_of(call.count / call.link.world, kSumElements, kLargeCtas);
+  const auto barrier = [&](bool first) {
+    return launch_on<barrier_kernel>(device, "barrier", 1u, 32, stream, call.link, first,
+                                     call.failed);
+  };
+  NVFP4_MOE_TRY(launch_on<push_parts_kernel>(
+      device, "push_parts", ctas_of(call.count, 4, kLargeCtas), kSumThreads, stream, call));
+  NVFP4_MOE_TRY(barrier(true));
+  return with_dtype(call.out_dtype, [&](auto out) -> Status {
+    NVFP4_MOE_TRY(launch_on<sum_shard_kernel<out.value>>(device, "sum_shard", own, kSumThreads,
+                                                         stream, call));
+    NVFP4_MOE_TRY(barrier(false));
+    return launch_on<take_totals_kernel<out.value>>(device, "take_totals", all, kSumThreads, stream,
+                                                    call);
   });
 }
 

@@ -11,8 +11,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "backend/cuda/device/device.h"
-#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/exchange/peer_packets.cuh"
 #include "backend/cuda/exchange/peers.h"
 #include "backend/cuda/exchange/slots.cuh"
@@ -128,8 +126,6 @@ bool pushes_tokens(const StepContext& source, const LayerSteps& steps) {
 }
 
 Status push_tokens(const StepContext& source, const LayerSteps& steps, const PushTokens& call) {
-  const DeviceGuard guard(source.weights.device);
-  NVFP4_MOE_TRY(guard.status());
   const bool shared = source.buffers.shared.experts > 0;
   TokenArgs args{
       call, {}, hidden_args(source, source.buffers.routed), Scratch(source).token_counts};
@@ -140,7 +136,8 @@ Status push_tokens(const StepContext& source, const LayerSteps& steps, const Pus
   const auto ctas = static_cast<unsigned>(source.batch.tokens);
   const int threads = std::min(source.plan->hidden.threads, kTokenThreads);
   const auto launch_as = [&]<class Vec>() {
-    return launch<push_tokens_kernel<Vec>>("push_tokens", ctas, threads, 0, source.stream, args);
+    return launch_on<push_tokens_kernel<Vec>>(source.weights.device, "push_tokens", ctas, threads,
+                                              source.stream, args);
   };
   if (source.plan->hidden.kernel == QuantizeKernel::kRound)
     return launch_as.template operator()<void>();

@@ -3,9 +3,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstring>
+#include <bit>
+#include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "backend/cuda/device/device.h"
@@ -15,106 +17,131 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-// Enqueues in a new stream, since the default stream synchronizes with others.
-template <class Enqueue>
-Status in_own_stream(int device, const char* name, const Enqueue& enqueue) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  const OutsideCaptures outside;
-  cudaStream_t stream = nullptr;
-  NVFP4_MOE_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-                      "cudaStreamCreateWithFlags"));
-  cudaError_t error = enqueue(stream);
-  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
-  cudaStreamDestroy(stream);
-  return check(error, name);
-}
+class CudaPeerDevice : public PeerDevice {
+ public:
+  explicit CudaPeerDevice(int device) : device_(device) {}
 
-Status clear(int device, void* memory, int64_t size_bytes) {
-  return in_own_stream(device, "cudaMemsetAsync", [&](cudaStream_t stream) {
-    return cudaMemsetAsync(memory, 0, static_cast<size_t>(size_bytes), stream);
-  });
-}
+  int index() const override { return device_; }
 
-Status stop(int device, PeerControl* control) {
-  static const uint32_t yes = 1;
-  return in_own_stream(device, "cudaMemcpyAsync", [&](cudaStream_t stream) {
-    return cudaMemcpyAsync(&control->stop, &yes, sizeof(yes), cudaMemcpyHostToDevice, stream);
-  });
-}
-
-Status read(int device, const PeerControl* control, PeerControl* to) {
-  return in_own_stream(device, "cudaMemcpyAsync", [&](cudaStream_t stream) {
-    return cudaMemcpyAsync(to, control, sizeof(*to), cudaMemcpyDeviceToHost, stream);
-  });
-}
-
-Status share(int device, void* memory, PeerHandle* handle) {
-  static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(PeerHandle));
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  cudaIpcMemHandle_t made;
-  NVFP4_MOE_TRY(check(cudaIpcGetMemHandle(&made, memory), "cudaIpcGetMemHandle"));
-  std::memcpy(handle->bytes, &made, sizeof(made));
-  return {};
-}
-
-Result<void*> open(int device, const PeerHandle& handle) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  cudaIpcMemHandle_t given;
-  std::memcpy(&given, handle.bytes, sizeof(given));
-  void* memory = nullptr;
-  NVFP4_MOE_TRY(check(cudaIpcOpenMemHandle(&memory, given, cudaIpcMemLazyEnablePeerAccess),
-                      "cudaIpcOpenMemHandle"));
-  return memory;
-}
-
-void close(int device, void* memory) {
-  const DeviceGuard guard(device);
-  cudaIpcCloseMemHandle(memory);
-}
-
-Status reach(int device, int other) {
-  if (device == other) return {};
-  // A second call is a harmless CUDA error, but tools report it.
-  static std::mutex mutex;
-  static std::set<std::pair<int, int>> reached;
-  const std::lock_guard lock(mutex);
-  if (reached.count({device, other}) != 0) return {};
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  const cudaError_t error = cudaDeviceEnablePeerAccess(other, 0);
-  if (error == cudaErrorPeerAccessAlreadyEnabled)
-    cudaGetLastError();  // by other code in this process
-  else
+  Result<std::string> pci_address() override {
+    char address[32] = {};
     NVFP4_MOE_TRY(
-        check(error, ("cudaDeviceEnablePeerAccess to cuda:" + std::to_string(other)).c_str()));
-  reached.insert({device, other});
-  return {};
+        check(cudaDeviceGetPCIBusId(address, sizeof(address), device_), "cudaDeviceGetPCIBusId"));
+    return std::string(address);
+  }
+
+  Result<PeerReach> reach(const std::string& pci_address) override {
+    int other = -1;
+    if (cudaDeviceGetByPCIBusId(&other, pci_address.c_str()) != cudaSuccess) {
+      cudaGetLastError();
+      return PeerReach::kNotVisible;
+    }
+    if (other == device_) return PeerReach::kYes;  // CUDA does not consider a device its own peer
+    int can = 0;
+    NVFP4_MOE_TRY(check(cudaDeviceCanAccessPeer(&can, device_, other), "cudaDeviceCanAccessPeer"));
+    return can != 0 ? PeerReach::kYes : PeerReach::kNoAccess;
+  }
+
+  Result<Buffer> allocate_zeros(int64_t size_bytes) override {
+    const auto size = static_cast<size_t>(size_bytes);
+    NVFP4_MOE_ASSIGN(Buffer memory, allocate(size, device_, "memory for other ranks"));
+    NVFP4_MOE_TRY(in_own_stream("cudaMemsetAsync", [&](cudaStream_t stream) {
+      return cudaMemsetAsync(memory.data(), 0, size, stream);
+    }));
+    return memory;
+  }
+
+  Result<PeerHandle> share(void* memory) override {
+    const DeviceGuard guard(device_);
+    NVFP4_MOE_TRY(guard.status());
+    cudaIpcMemHandle_t made;
+    NVFP4_MOE_TRY(check(cudaIpcGetMemHandle(&made, memory), "cudaIpcGetMemHandle"));
+    return std::bit_cast<PeerHandle>(made);
+  }
+
+  Result<void*> open(const PeerHandle& handle) override {
+    const DeviceGuard guard(device_);
+    NVFP4_MOE_TRY(guard.status());
+    void* memory = nullptr;
+    NVFP4_MOE_TRY(check(cudaIpcOpenMemHandle(&memory, std::bit_cast<cudaIpcMemHandle_t>(handle),
+                                             cudaIpcMemLazyEnablePeerAccess),
+                        "cudaIpcOpenMemHandle"));
+    return memory;
+  }
+
+  void close(void* memory) override {
+    const DeviceGuard guard(device_);
+    cudaIpcCloseMemHandle(memory);
+  }
+
+  Status synchronize() override { return cuda::synchronize(device_); }
+
+  Status stop(PeerControl* control) override {
+    static const uint32_t yes = 1;
+    return in_own_stream("cudaMemcpyAsync", [&](cudaStream_t stream) {
+      return cudaMemcpyAsync(&control->stop, &yes, sizeof(yes), cudaMemcpyHostToDevice, stream);
+    });
+  }
+
+  Result<PeerControl> control(const PeerControl* control) override {
+    PeerControl seen;
+    NVFP4_MOE_TRY(in_own_stream("cudaMemcpyAsync", [&](cudaStream_t stream) {
+      return cudaMemcpyAsync(&seen, control, sizeof(seen), cudaMemcpyDeviceToHost, stream);
+    }));
+    return seen;
+  }
+
+  Status enable(int other) override {
+    if (device_ == other) return {};
+    // A second call is a harmless CUDA error, but tools report it.
+    static std::mutex mutex;
+    static std::set<std::pair<int, int>> enabled;
+    const std::lock_guard lock(mutex);
+    if (enabled.count({device_, other}) != 0) return {};
+    const DeviceGuard guard(device_);
+    NVFP4_MOE_TRY(guard.status());
+    const cudaError_t error = cudaDeviceEnablePeerAccess(other, 0);
+    if (error == cudaErrorPeerAccessAlreadyEnabled)
+      cudaGetLastError();  // by other code in this process
+    else
+      NVFP4_MOE_TRY(
+          check(error, ("cudaDeviceEnablePeerAccess to cuda:" + std::to_string(other)).c_str()));
+    enabled.insert({device_, other});
+    return {};
+  }
+
+  Result<HostWords> make_host_words() override {
+    HostWords made;
+    NVFP4_MOE_TRY(make_mapped_host(device_, &made.words, &made.on_device));
+    return made;
+  }
+  void drop_host_words(const HostWords& made) override { drop_mapped_host(device_, made.words); }
+
+ private:
+  // Enqueues in a new stream, since the default stream synchronizes with others.
+  template <class Enqueue>
+  Status in_own_stream(const char* name, const Enqueue& enqueue) {
+    const DeviceGuard guard(device_);
+    NVFP4_MOE_TRY(guard.status());
+    const OutsideCaptures outside;
+    cudaStream_t stream = nullptr;
+    NVFP4_MOE_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                        "cudaStreamCreateWithFlags"));
+    cudaError_t error = enqueue(stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    cudaStreamDestroy(stream);
+    return check(error, name);
+  }
+
+  const int device_;
+};
+
+std::unique_ptr<PeerDevice> make_device(int device) {
+  return std::make_unique<CudaPeerDevice>(device);
 }
 
-void drop_host_words(int device, PeerHostWords* words) { drop_mapped_host(device, words); }
-
-constexpr DevicePeers kPeers = {clear,
-                                stop,
-                                read,
-                                share,
-                                open,
-                                close,
-                                reach,
-                                make_mapped_host<PeerHostWords>,
-                                drop_host_words,
-                                barrier,
-                                pushes_tokens,
-                                push_tokens,
-                                assign_rows,
-                                push_packets,
-                                push_rows,
-                                sum_small,
-                                push_parts,
-                                sum_shard,
-                                take_totals};
+constexpr DevicePeers kPeers = {make_device,  pushes_tokens, push_tokens, assign_rows,
+                                push_packets, push_rows,     sum_small,   sum_large};
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::cuda

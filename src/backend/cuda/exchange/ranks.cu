@@ -8,10 +8,9 @@
 
 #include <algorithm>
 
-#include "backend/cuda/device/device.h"
-#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/mapped_host.h"
 #include "backend/cuda/device/outside_captures.h"
+#include "backend/cuda/exchange/packets.cuh"
 #include "backend/cuda/exchange/slots.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
@@ -92,25 +91,17 @@ __global__ void __launch_bounds__(kRankThreads) check_reduced_kernel(CheckReduce
 
 Status slots_of_ids(int device, const SlotsOfIds& call, void* stream) {
   if (call.tokens == 0) return {};
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  return launch<slots_kernel>("slots_of_ids", ctas_of(call.tokens * call.top_k), kRankThreads, 0,
-                              stream, call);
+  return launch_on<slots_kernel>(device, "slots_of_ids", ctas_of(call.tokens * call.top_k),
+                                 kRankThreads, stream, call);
 }
 
 Status sum_of_ranks(int device, const SumOfRanks& call, void* stream) {
   if (call.count == 0) return {};
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
   const unsigned ctas = ctas_of(call.count / kRankElements);
-  switch (call.out_dtype) {
-    case DType::kF32:
-      return launch<sum_kernel<DType::kF32>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
-    case DType::kF16:
-      return launch<sum_kernel<DType::kF16>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
-    default:
-      return launch<sum_kernel<DType::kBf16>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
-  }
+  return with_dtype(call.out_dtype, [&](auto out) {
+    return launch_on<sum_kernel<out.value>>(device, "sum_of_ranks", ctas, kRankThreads, stream,
+                                            call);
+  });
 }
 
 Status check_reduced(int device, const CheckReduced& call, void* stream) {
@@ -121,17 +112,10 @@ Status check_reduced(int device, const CheckReduced& call, void* stream) {
       check(cudaMemsetAsync(call.nonfinite, 0, sizeof(*call.nonfinite), queue), "check_reduced"));
   if (call.count == 0) return {};
   const unsigned ctas = std::min(ctas_of(call.count / kRankElements), kCheckCtas);
-  switch (call.dtype) {
-    case DType::kF32:
-      return launch<check_reduced_kernel<DType::kF32>>("check_reduced", ctas, kRankThreads, 0,
-                                                       stream, call);
-    case DType::kF16:
-      return launch<check_reduced_kernel<DType::kF16>>("check_reduced", ctas, kRankThreads, 0,
-                                                       stream, call);
-    default:
-      return launch<check_reduced_kernel<DType::kBf16>>("check_reduced", ctas, kRankThreads, 0,
-                                                        stream, call);
-  }
+  return with_dtype(call.dtype, [&](auto dtype) {
+    return launch<check_reduced_kernel<dtype.value>>("check_reduced", ctas, kRankThreads, 0, stream,
+                                                     call);
+  });
 }
 
 Status set_event(int device, void** event, void* stream) {

@@ -7,12 +7,10 @@
 // limit.
 #include <cuda_runtime.h>
 
-#include "backend/cuda/device/device.h"
-#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/exchange/awaited_rows.cuh"
 #include "backend/cuda/exchange/packets.cuh"
-#include "backend/cuda/exchange/packets.h"
 #include "backend/cuda/exchange/peers.cuh"
+#include "backend/cuda/exchange/peers.h"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/quantize.cuh"
@@ -339,10 +337,8 @@ Status unpack_packets(const StepContext& expert, const LayerSteps& steps,
 
 Status pack_rows(int device, const PackRows& call, void* stream) {
   if (call.packets == 0) return {};
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  return launch<pack_rows_kernel>("pack_rows", static_cast<unsigned>(call.packets), kPacketThreads,
-                                  0, stream, call);
+  return launch_on<pack_rows_kernel>(device, "pack_rows", static_cast<unsigned>(call.packets),
+                                     kPacketThreads, stream, call);
 }
 
 }  // namespace nvfp4_moe::internal::cuda

@@ -5,12 +5,12 @@ grouped_mm.
     python bench/measure_transformers.py MODEL OUT.json --experts nvfp4_moe|enabled|grouped_mm --commit SHA [--static]
 
 One kind per process. MODEL is an NVFP4 checkpoint (bench/make_serving_model.py writes one). `enabled` and grouped_mm
-take only its configuration, and random bf16 weights; `enabled` quantizes the experts with nvfp4_moe's enable(). Speed is
-tokens per second of generate() with DECODE tokens after prompts of PROMPT tokens; the time of one token is subtracted,
-and the least of REPEATS counts. It is eager, or with --static has a static cache, for which transformers compiles the
-decode step and captures it in CUDA graphs. The MoE part of an eager decode step is the time between CUDA events around
-the experts modules, summed over the layers, including launches. Memory is torch's and the device's, after the load and
-at its peak.
+take only its configuration, and random bf16 weights; `enabled` quantizes the experts with this library's enable().
+Speed is tokens per second of generate() with DECODE tokens after prompts of PROMPT tokens; the time of one token is
+subtracted, and the least of REPEATS counts. It is eager, or with --static has a static cache, for which transformers
+compiles the decode step and captures it in CUDA graphs. The MoE part of an eager decode step is the time between CUDA
+events around the experts modules, summed over the layers, including launches. Memory is torch's and the device's,
+after the load and at its peak.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ Options after `--` go to every server. Each one listens on the loopback interfac
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import random
 import shlex
@@ -38,9 +37,8 @@ from typing import Any
 
 import measure_vllm
 import records
-from vllm_server import BACKENDS, KNOWN, MODEL, Deadline, OutOfTime, Server, ServerFailed
+from vllm_server import Deadline, OutOfTime, Server, ServerFailed
 
-MODES = {"graphs": [], "compiled": ["-cc.cudagraph_mode=NONE"], "eager": ["--enforce-eager"]}
 MISSING = 3
 WARM_UP = {"prompts": 2, "concurrency": 2, "output": 8, "round": 99}  # instead of a cell's
 KEPT = (
@@ -55,13 +53,12 @@ class Record:
 
     def __init__(self, asked: argparse.Namespace, what: str, **setup: object) -> None:
         import torch
-        import vllm
 
         self.path: Path = asked.out
         self.failures = 0  # of this command. The next one tries again
         self.result: dict[str, Any] = {
             "schema": 1, "what": what, "device": measure_vllm.device_name(), "commit": asked.commit,
-            "vllm": vllm.__version__, "torch": torch.__version__, "server_options": asked.options,
+            **asked.engine.versions(), "torch": torch.__version__, "server_options": asked.options,
             "model": json.loads((asked.model / "config.json").read_text()) | {"quantization_config": "..."}, **setup,
             "servers": [], "cells": [],
         }  # fmt: skip
@@ -84,7 +81,7 @@ class Record:
         """Adds a server's facts, once it is ready, and its peak, once it has served."""
         facts = key | {"ready_s": server.ready_s, "in_use_when_ready_mib": server.in_use_mib}
         facts |= {"peak_mib": server.memory.peak, "memory": measure_vllm.MEMORY}
-        facts["log"] = [line for line in server.lines() if measure_vllm.LOG_LINES.search(line)]
+        facts["log"] = [line for line in server.lines() if server.log_lines.search(line)]
         self.result["servers"].append(facts)
         self.write()
 
@@ -101,35 +98,6 @@ class Record:
 
 
 # ---- speed
-
-
-def bench_arguments(port: int, model: Path, cell: dict[str, Any]) -> list[str]:
-    """Returns the arguments of `vllm bench serve`."""
-    return [
-        "--backend", "vllm", "--host", "127.0.0.1", "--port", str(port), "--model", MODEL, "--tokenizer", str(model),
-        "--dataset-name", "random", "--random-input-len", str(cell["input"]),
-        "--random-output-len", str(cell["output"]), "--random-range-ratio", "0", "--ignore-eos",
-        "--num-prompts", str(cell["prompts"]), "--max-concurrency", str(cell["concurrency"]), "--temperature", "0",
-        "--percentile-metrics", "ttft,itl", "--metric-percentiles", "50,99", "--ready-check-timeout-sec", "0",
-        "--disable-tqdm", "--seed", str(cell["round"]),
-    ]  # fmt: skip
-
-
-def run_bench(arguments: list[str], limit_s: float) -> dict[str, Any]:
-    """Runs `vllm bench serve` in this process, which saves its imports for each cell."""
-    from vllm.benchmarks import serve
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    parser = FlexibleArgumentParser()
-    serve.add_cli_args(parser)
-
-    async def within() -> dict[str, Any]:
-        try:
-            return await asyncio.wait_for(serve.main_async(parser.parse_args(arguments)), limit_s)
-        except TimeoutError:  # asyncio's own class before Python 3.11
-            raise OutOfTime from None
-
-    return asyncio.run(within())
 
 
 def plan(asked: argparse.Namespace) -> list[tuple[int, str, list[dict[str, Any]]]]:
@@ -152,14 +120,11 @@ def plan(asked: argparse.Namespace) -> list[tuple[int, str, list[dict[str, Any]]
 
 def measure_speed(asked: argparse.Namespace, deadline: Deadline) -> int:
     longest = max(given + wanted for given, wanted in asked.lengths)
-    options = [
-        "--max-model-len", str(longest + 64), "--max-num-seqs", str(max(asked.concurrency)),
-        "--max-num-batched-tokens", "8192", "--kv-cache-memory-bytes", str(int(asked.kv_cache_gib * 2**30)),
-    ]  # fmt: skip
+    options = asked.engine.options(asked.model, longest + 64, max(asked.concurrency), 8192, asked.kv_cache_gib)
     record = Record(
-        asked, "vllm serve, one MoE backend after the other", kv_cache_gib=asked.kv_cache_gib, waves=asked.waves,
-        least_prompts=asked.least_prompts, lengths=asked.lengths, concurrency=asked.concurrency,
-        command="python bench/measure_vllm_serve.py speed",
+        asked, f"{asked.engine.what}, one MoE backend after the other", kv_cache_gib=asked.kv_cache_gib,
+        waves=asked.waves, least_prompts=asked.least_prompts, lengths=asked.lengths, concurrency=asked.concurrency,
+        command=f"{asked.engine.script} speed",
     )  # fmt: skip
     for number, backend, cells in plan(asked):
         waiting = [cell for cell in cells if not record.has(**cell)]
@@ -168,7 +133,7 @@ def measure_speed(asked: argparse.Namespace, deadline: Deadline) -> int:
         deadline.need(asked.start_s)
         log = asked.out.with_suffix(f".{backend}.log")
         try:
-            with Server(asked.program, asked.model, backend, options + asked.options, log, deadline) as server:
+            with asked.engine(asked.program, asked.model, backend, options + asked.options, log, deadline) as server:
                 try:
                     measure_cells(asked, record, server, waiting, deadline)
                 finally:
@@ -181,9 +146,9 @@ def measure_speed(asked: argparse.Namespace, deadline: Deadline) -> int:
 def measure_cells(
     asked: argparse.Namespace, record: Record, server: Server, cells: list[dict[str, Any]], deadline: Deadline
 ) -> None:
-    run_bench(bench_arguments(server.port, asked.model, cells[0] | WARM_UP), deadline.need(1))
+    server.bench(asked.model, cells[0] | WARM_UP, deadline.need(1))
     for cell in cells:
-        said = run_bench(bench_arguments(server.port, asked.model, cell), deadline.need(1))
+        said = server.bench(asked.model, cell, deadline.need(1))
         if said["failed"] or said["completed"] != cell["prompts"]:
             raise server.failed(f"{said['completed']} of {cell['prompts']} prompts completed in {cell}")
         record.add(cell | {name: _rounded(said[name]) for name in KEPT})
@@ -194,17 +159,6 @@ def _rounded(value: Any) -> Any:
 
 
 # ---- tokens
-
-
-def greedy(server: Server, prompt: list[int], tokens: int) -> list[int]:
-    said: list[int] = server.ask(prompt=prompt, max_tokens=tokens, ignore_eos=True)["token_ids"]
-    return said
-
-
-def forced(server: Server, text: list[int]) -> list[dict[int, float]]:
-    """Returns {token: log-probability} of each position but the first: the likeliest five tokens and the text's."""
-    steps = server.ask(prompt=text, max_tokens=1, prompt_logprobs=5)["prompt_logprobs"][1:]
-    return [{int(token): value["logprob"] for token, value in step.items()} for step in steps]
 
 
 def compare(twin: dict[str, Any], run: dict[str, Any], tie: float, rms: float) -> dict[str, Any]:
@@ -241,8 +195,7 @@ def compare(twin: dict[str, Any], run: dict[str, Any], tie: float, rms: float) -
 
 
 def measure_tokens(asked: argparse.Namespace, deadline: Deadline) -> int:
-    options = ["--max-model-len", "512", "--max-num-seqs", "8", "--max-num-batched-tokens", "512"]
-    options += ["--kv-cache-memory-bytes", str(int(asked.kv_cache_gib * 2**30)), *asked.options]
+    options = [*asked.engine.options(asked.model, 512, 8, 512, asked.kv_cache_gib), *asked.options]
     setup = {
         "tie": asked.tie,
         "rms": asked.rms,
@@ -251,7 +204,7 @@ def measure_tokens(asked: argparse.Namespace, deadline: Deadline) -> int:
         "twin": asked.twin.name,
     }
     record = Record(
-        asked, "tokens of vllm serve against the twin's", **setup, command="python bench/measure_vllm_serve.py tokens"
+        asked, f"tokens of {asked.engine.what} against the twin's", **setup, command=f"{asked.engine.script} tokens"
     )
     vocabulary = json.loads((asked.model / "config.json").read_text())["vocab_size"]
     draw = random.Random(1)
@@ -261,10 +214,10 @@ def measure_tokens(asked: argparse.Namespace, deadline: Deadline) -> int:
     def run(model: Path, backend: str, mode: str, texts: list[list[int]] | None) -> dict[str, Any]:
         deadline.need(asked.start_s)
         log = asked.out.with_suffix(f".{backend}.log")
-        with Server(asked.program, model, backend, options + MODES[mode], log, deadline) as server:
-            tokens = [greedy(server, prompt, asked.tokens) for prompt in prompts]
+        with asked.engine(asked.program, model, backend, options + asked.engine.modes[mode], log, deadline) as server:
+            tokens = [server.greedy(prompt, asked.tokens) for prompt in prompts]
             texts = texts or [prompt + more for prompt, more in zip(prompts, tokens, strict=True)]
-            result = {"texts": texts, "tokens": tokens, "steps": [forced(server, text) for text in texts]}
+            result = {"texts": texts, "tokens": tokens, "steps": [server.forced(text) for text in texts]}
             record.add_server(server, backend=backend, mode=mode)
         return result
 
@@ -289,7 +242,7 @@ def pairs(text: str) -> list[list[int]]:
     return [[int(number) for number in one.split("/")] for one in text.split(",")]
 
 
-def parsed() -> argparse.Namespace:
+def parsed(engine: type[Server] = Server) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     speed, tokens = commands.add_parser("speed"), commands.add_parser("tokens")
@@ -299,8 +252,8 @@ def parsed() -> argparse.Namespace:
             command.add_argument("twin", type=Path)
         command.add_argument("out", type=Path)
         command.add_argument("--commit", required=True)
-        command.add_argument("--backends", type=lambda text: text.split(","), default=list(BACKENDS))
-        command.add_argument("--program", type=shlex.split, help="vLLM's program; default: this Python's")
+        command.add_argument("--backends", type=lambda text: text.split(","), default=list(engine.backends))
+        command.add_argument("--program", type=shlex.split, help="the engine's program; default: this Python's")
         command.add_argument("--limit-s", type=float, help="ends in time, to be continued by the same command")
         command.add_argument("--start-s", type=float, default=60, help="no server starts with less time left")
         command.add_argument("--kv-cache-gib", type=float, default=40 if command is speed else 1)
@@ -309,7 +262,7 @@ def parsed() -> argparse.Namespace:
     speed.add_argument("--rounds", type=int, default=2)
     speed.add_argument("--waves", type=int, default=1, help="prompts of a cell: that many times the concurrency")
     speed.add_argument("--least-prompts", type=int, default=4)
-    tokens.add_argument("--modes", type=lambda text: text.split(","), default=list(MODES))
+    tokens.add_argument("--modes", type=lambda text: text.split(","), default=list(engine.modes))
     tokens.add_argument("--prompts", type=int, default=8)
     tokens.add_argument("--tokens", type=int, default=32)
     tokens.add_argument("--tie", type=float, default=0.5, help="the largest difference at which tokens may differ")
@@ -317,15 +270,16 @@ def parsed() -> argparse.Namespace:
     own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     asked = parser.parse_args(own)
     asked.options = sys.argv[len(own) + 2 :]
-    for names, known in ((asked.backends, KNOWN), (getattr(asked, "modes", []), MODES)):
+    for names, known in ((asked.backends, engine.known), (getattr(asked, "modes", []), engine.modes)):
         if unknown := [name for name in names if name not in known]:
             parser.error(f"expected {', '.join(known)}, got {', '.join(unknown)}")
-    asked.program = asked.program or [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+    asked.program = asked.program or list(engine.program)
+    asked.engine = engine
     return asked
 
 
-def main() -> int:
-    asked = parsed()
+def main(engine: type[Server] = Server) -> int:
+    asked = parsed(engine)
     deadline = Deadline(asked.limit_s)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that a server ends with it
     try:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -47,7 +50,34 @@ class Deadline:
 
 
 class Server:
-    """`vllm serve` in a process group of its own, on a free port of the loopback interface."""
+    """`vllm serve` in a process group of its own, on a free port of the loopback interface.
+
+    sglang_server.py has the one of SGLang, which overrides what an engine decides.
+    """
+
+    what = "vllm serve"
+    script = "python bench/measure_vllm_serve.py"
+    program = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+    backends, known = BACKENDS, KNOWN
+    modes: Mapping[str, list[str]] = {
+        "graphs": [], "compiled": ["-cc.cudagraph_mode=NONE"], "eager": ["--enforce-eager"],
+    }  # fmt: skip
+    log_lines = measure_vllm.LOG_LINES
+
+    @staticmethod
+    def versions() -> dict[str, str]:
+        """Returns fields of a record."""
+        import vllm
+
+        return {"vllm": vllm.__version__}
+
+    @staticmethod
+    def options(model: Path, tokens: int, requests: int, prefill: int, kv_cache_gib: float) -> list[str]:
+        """Returns the options for requests of that many tokens, prompt and output together."""
+        return [
+            "--max-model-len", str(tokens), "--max-num-seqs", str(requests), "--max-num-batched-tokens", str(prefill),
+            "--kv-cache-memory-bytes", str(int(kv_cache_gib * 2**30)),
+        ]  # fmt: skip
 
     def __init__(
         self, program: list[str], model: Path, backend: str, options: list[str], log: Path, deadline: Deadline
@@ -55,13 +85,7 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
-        # "twin": as it is, without the plugin, by the backend that vLLM selects.
-        chosen = ["--moe-backend", backend] if backend in STOCK else []
-        command = [
-            *program, "serve", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1", "--port",
-            str(self.port), "--seed", "0", "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
-            *chosen, *options,
-        ]  # fmt: skip
+        command = [*program, *self.arguments(model, backend), *options]
         environment = os.environ | {"NVFP4_MOE_MODE": "1" if backend in OURS else "0"}
         if activations := OURS.get(backend):
             environment["NVFP4_MOE_ACTIVATIONS"] = activations
@@ -79,6 +103,14 @@ class Server:
         except BaseException:
             self.stop()
             raise
+
+    def arguments(self, model: Path, backend: str) -> list[str]:
+        """Returns the program's arguments. "twin": as it is, without the plugin, by the engine's choice."""
+        return [
+            "serve", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(self.port),
+            "--seed", "0", "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
+            *(["--moe-backend", backend] if backend in STOCK else []),
+        ]  # fmt: skip
 
     def _wait(self, deadline: Deadline) -> None:
         while True:
@@ -102,15 +134,55 @@ class Server:
 
     def ask(self, **fields: object) -> Any:
         """Returns the first choice of a greedy completion."""
-        body = json.dumps({"model": MODEL, "temperature": 0, "return_token_ids": True} | fields).encode()
+        return self.post("/v1/completions", {"model": MODEL, "temperature": 0, "return_token_ids": True} | fields)[
+            "choices"
+        ][0]
+
+    def post(self, path: str, body: dict[str, object]) -> Any:
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions", body, {"Content-Type": "application/json"}
+            f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=600) as answer:
-                return json.load(answer)["choices"][0]
+                return json.load(answer)
         except OSError as error:  # also every error of urllib
             raise self.failed(f"a completion failed: {error}") from error
+
+    def greedy(self, prompt: list[int], tokens: int) -> list[int]:
+        said: list[int] = self.ask(prompt=prompt, max_tokens=tokens, ignore_eos=True)["token_ids"]
+        return said
+
+    def forced(self, text: list[int]) -> list[dict[int, float]]:
+        """Returns {token: log-probability} of each position but the first: the likeliest five tokens and the text's."""
+        steps = self.ask(prompt=text, max_tokens=1, prompt_logprobs=5)["prompt_logprobs"][1:]
+        return [{int(token): value["logprob"] for token, value in step.items()} for step in steps]
+
+    def bench(self, model: Path, cell: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Runs `vllm bench serve` in this process, which saves its imports for each cell."""
+        from vllm.benchmarks import serve
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+        parser = FlexibleArgumentParser()
+        serve.add_cli_args(parser)
+
+        async def within() -> dict[str, Any]:
+            try:
+                return await asyncio.wait_for(serve.main_async(parser.parse_args(self._bench(model, cell))), limit_s)
+            except TimeoutError:  # asyncio's own class before Python 3.11
+                raise OutOfTime from None
+
+        return asyncio.run(within())
+
+    def _bench(self, model: Path, cell: dict[str, Any]) -> list[str]:
+        """Returns the arguments of `vllm bench serve`."""
+        return [
+            "--backend", "vllm", "--host", "127.0.0.1", "--port", str(self.port), "--model", MODEL, "--tokenizer",
+            str(model), "--dataset-name", "random", "--random-input-len", str(cell["input"]),
+            "--random-output-len", str(cell["output"]), "--random-range-ratio", "0", "--ignore-eos",
+            "--num-prompts", str(cell["prompts"]), "--max-concurrency", str(cell["concurrency"]), "--temperature", "0",
+            "--percentile-metrics", "ttft,itl", "--metric-percentiles", "50,99", "--ready-check-timeout-sec", "0",
+            "--disable-tqdm", "--seed", str(cell["round"]),
+        ]  # fmt: skip
 
     def stop(self) -> None:
         """Ends its process group: first politely, so that it frees the device."""

@@ -124,9 +124,8 @@ def record(monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text("{}")
 
     def make(commit):
-        return measure.Record(
-            argparse.Namespace(out=tmp_path / "out.json", commit=commit, options=[], model=tmp_path), "a table"
-        )
+        given = {"out": tmp_path / "out.json", "commit": commit, "options": [], "model": tmp_path}
+        return measure.Record(argparse.Namespace(engine=measure.Server, **given), "a table")
 
     return make
 
@@ -169,7 +168,7 @@ def test_tokens_may_differ_only_at_ties(other, right, others):
 
 def test_a_record_without_time_left_is_left_for_the_next_command(monkeypatch, tmp_path, record):
     given = asked(tmp_path, "--limit-s", "1")  # less than --start-s
-    monkeypatch.setattr(measure, "parsed", lambda: given)
+    monkeypatch.setattr(measure, "parsed", lambda engine: given)
     monkeypatch.setattr(measure.signal, "signal", lambda *_: None)
     assert measure.main() == measure.MISSING and not given.out.exists()
 

@@ -33,7 +33,7 @@ FITTED = {
     "kernel_us": (2.17, "us", "of any other kernel, if it has little to do"),
     "split_us": (1.85, "us", "arrival at split tiles, and their reduction"),
     "one_launch_us": (6.92, "us", "launch, routing, barrier and combine of the kernel of one launch"),
-    "block_us": (0.528, "us", "in that kernel, for each block of 16 output channels of a cta"),
+    "block_us": (0.528, "us", "in that kernel, for each time that a cta divides down among its warps"),
     "tile": (3190, "clocks", "beginning and end of a work tile"),
     "rows_share": (1.37, "", "share of the memory bandwidth for rows between kernels (above 1: L2 holds some)"),
     "power_tb_s": (7.68, "TB/s", "weights, if the power cap were the only limit"),
@@ -111,10 +111,16 @@ def in_one_launch(shape, tokens):
     chosen = local * (1 - (1 - top_k / experts) ** tokens)
     weights = chosen * 3 * hidden * intermediate * WEIGHT_BYTES
     assignments = tokens * top_k
-    rings, partials, routing = 16 * 4 * 1152, 8192 + 2 * assignments * 64, 9984  # routing: Bf16DecodeRouting
+    partials = 8192 + blocks_of(hidden) * assignments * 64
+    rings, routing = 16 * 4 * 1152, 9984  # routing: Bf16DecodeRouting
     rows = max(tokens * row_bytes(hidden), assignments * row_bytes(intermediate))
     return (tokens <= 8 and assignments <= 128 and weights <= 256e6 and intermediate <= hidden
             and rings + partials + rows + routing <= SHARED_BYTES)  # fmt: skip
+
+
+def blocks_of(hidden):
+    """The most blocks of 16 output channels that a cta has in one launch."""
+    return math.ceil(hidden / 16 / MULTIPROCESSORS)
 
 
 def row_bytes(k):
@@ -141,10 +147,12 @@ def one_launch_us(cell, hit, rate, constants):
     planned = math.ceil(cell["tokens"] * top_k * local / experts)
     groups = 2 * intermediate / 16 / MULTIPROCESSORS  # of an expert, for each cta
     subtiles_of_a_warp = subtiles_by_runs if cell["by_runs"] else subtiles_by_powers
-    blocks = math.ceil(hidden / 16 / MULTIPROCESSORS)
+    blocks = blocks_of(hidden)
     gate_up = subtiles_of_a_warp(math.ceil(hit * groups), math.ceil(planned * groups), math.ceil(hidden / 128))
-    down = blocks * subtiles_of_a_warp(hit, planned, math.ceil(intermediate / 128))
-    total = constants["one_launch_us"] + blocks * constants["block_us"]
+    # Kernels before ae8b8f1 divide the rows of each block by themselves, and wait for each other after each.
+    divisions, in_one = (1, blocks) if cell["at_once"] else (blocks, 1)
+    down = divisions * subtiles_of_a_warp(in_one * hit, planned, math.ceil(intermediate / 128))
+    total = constants["one_launch_us"] + divisions * constants["block_us"]
     for subtiles, values in ((gate_up, 2 * hidden * intermediate), (down, hidden * intermediate)):
         warps = subtiles * constants["issue_one_launch"] / (constants["clock_ghz"] * 1e3)
         total += overlapped((hit * values * WEIGHT_BYTES / rate, warps), OVERLAP_ONE_LAUNCH)
@@ -197,9 +205,10 @@ def measured_cells():
                     "card": card, "record": "moe_bench", "shape": row["shape"], "tokens": row["tokens"],
                     "format": activations, "us": row["us"], "experts_hit": row["experts_hit"], "routing": "nearest",
                     "one_launch": activations == "bf16" and in_one_launch(row["shape"], row["tokens"]),
-                    "by_runs": False,
+                    "by_runs": False, "at_once": False,
                 })  # fmt: skip
         record = json.loads(next(RESULTS.glob(f"hopper-few-tokens-{card.lower()}-*.json")).read_text())
+        division = record.get("division", "")
         for shape, tokens, floor, _, _, one, several in record["rows"]:
             _, _, _, hidden, intermediate = SHAPES[shape]
             hit = floor * PUBLISHED_FLOOR_TB_S * 1e6 / (3 * hidden * intermediate * WEIGHT_BYTES)
@@ -207,7 +216,8 @@ def measured_cells():
             for kind, us, single in (("one launch", one, one_launch), ("a launch per step", several, False)):
                 cells.append({
                     "card": card, "record": kind, "shape": shape, "tokens": tokens, "format": "bf16", "us": us,
-                    "experts_hit": hit, "routing": "any", "one_launch": single, "by_runs": "division" in record,
+                    "experts_hit": hit, "routing": "any", "one_launch": single, "by_runs": "runs" in division,
+                    "at_once": "all output channels" in division,
                 })  # fmt: skip
     return cells
 

@@ -46,7 +46,7 @@ TABLES = [
     (PEERS_OR_LAYERS, 2, 5, "cpu-layers-2-cores-a749783"),
     ("| | T = 1 | T = 64 | T = 512 |", 0, 4, "cpu-layers-16-threads-4dd05ff"),
     ("| | amx | avx512bf16 |", 0, 5, "cpu-instruction-sets-2-cores-55097bc"),
-    ("| us: one launch / a launch per step |", 0, 5, "hopper-few-tokens-h200-f140f6f"),
+    ("| us: one launch / a launch per step |", 0, 5, "hopper-few-tokens-h200-ae8b8f1"),
     ("| us under W4A8: one launch / a launch per step |", 0, 3, "hopper-few-tokens-fp8-h200-3e9abc9"),
     ("| us on an H100: one launch / a launch per step |", 0, 5, "hopper-few-tokens-h100-b8c4e90"),
     ("| tokens | one rank | own experts |", 0, 9, "exchange-2h200-39f28d9"),

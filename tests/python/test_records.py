@@ -51,6 +51,7 @@ TABLES = [
     ("| us on an H100: one launch / a launch per step |", 0, 5, "hopper-few-tokens-h100-b8c4e90"),
     ("| tokens | one rank | own experts |", 0, 9, "exchange-2h200-39f28d9"),
     ("| tokens | routing | busiest rank over even |", 0, 8, "exchange-2h200-39f28d9"),
+    ("| | this library | Marlin, in SGLang |", 0, 3, "sglang-serve-h200-8c72429"),
     ("| | this library | bf16 `grouped_mm` |", 0, 3, "transformers-h200-781823d"),
 ]
 

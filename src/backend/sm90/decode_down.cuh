@@ -51,7 +51,7 @@ struct DecodeDown {
   const DecodeShare& share;
   const DecodeRoutingOf<Products>& routing;
   uint8_t* x;       // the intermediate's rows: (assignments, row bytes), then the shared expert's
-  float* partials;  // (blocks, rows, partials of a row, 16); under fp8 of two blocks in turn
+  float* partials;  // (blocks, rows, partials of a row, 16)
   int32_t routed, rows;  // assignments; with those of the shared expert
 
   __device__ uint8_t* row_of(int32_t assignment) const {
@@ -67,6 +67,10 @@ struct DecodeDown {
       return args.down_k_shift;
     else
       return 0;
+  }
+  // The partials of an assignment's row. block: from the cta's first one.
+  __device__ float* partials_of(int32_t block, int32_t assignment) const {
+    return partials + ((block * rows + assignment) << partials_shift()) * 16;
   }
   // Sets the elements of all rows beyond I to 0: they are multiplied too.
   __device__ void pad_rows() const {
@@ -149,21 +153,22 @@ struct DecodeDown {
     for (int i = 0; i < 2; ++i) {
       const int32_t assignment = routing.rows[of.active][q * 2 + i];
       if (assignment < 0) continue;
-      float* const to = partials + (of.block * rows + assignment) * 16;
+      float* const to = partials_of(of.block, assignment);
       to[r] = own[i], to[r + 8] = own[2 + i];
     }
   }
 
-  // A cta's partials of `blocks` blocks from `first` on -> the rows' rounded values, in the space
-  // of the first partial. An assignment without a row becomes -0, which adds nothing. buffer: the
-  // place of the first of these blocks in `partials`.
-  __device__ void round_rows(int buffer, int32_t first, int32_t blocks) const {
+  __device__ int32_t blocks() const { return share.last_block - share.first_block; }
+  // The cta's partials -> the rows' rounded values, in the space of the first partial. An
+  // assignment without a row becomes -0, which adds nothing.
+  __device__ void round_rows() const {
 #pragma unroll 1
-    for (auto i = static_cast<int32_t>(threadIdx.x); i < blocks * rows * 16; i += kDecodeThreads) {
-      int32_t assignment = i / 16, block = first;
+    for (auto i = static_cast<int32_t>(threadIdx.x); i < blocks() * rows * 16;
+         i += kDecodeThreads) {
+      int32_t assignment = i / 16, block = share.first_block;
       while (assignment >= rows) assignment -= rows, ++block;
       const int32_t channel = i % 16, active = routing.active_of[assignment];
-      float* const at = partials + ((buffer * rows + i / 16) << partials_shift()) * 16 + channel;
+      float* const at = partials_of(0, i / 16) + channel;
       float value = -0.0f;
       if (active >= 0) {
         float sum = at[0];
@@ -183,25 +188,24 @@ struct DecodeDown {
     }
   }
 
-  // The same blocks. Called by all threads.
-  __device__ void combine(int buffer, int32_t first, int32_t blocks) const {
+  // Adds the rows of each token. Called by all threads.
+  __device__ void combine() const {
 #pragma unroll 1
-    for (auto i = static_cast<int32_t>(threadIdx.x); i < blocks * args.tokens * 16;
+    for (auto i = static_cast<int32_t>(threadIdx.x); i < blocks() * args.tokens * 16;
          i += kDecodeThreads) {
-      int32_t token = i / 16, in_buffer = buffer;
-      while (token >= args.tokens) token -= args.tokens, ++in_buffer;
-      const int32_t block = first + in_buffer - buffer;
+      int32_t token = i / 16, block = 0;
+      while (token >= args.tokens) token -= args.tokens, ++block;
       switch (args.out_dtype) {
-        case DType::kF32: combine<DType::kF32>(in_buffer, block, token, i % 16); break;
-        case DType::kF16: combine<DType::kF16>(in_buffer, block, token, i % 16); break;
-        default: combine<DType::kBf16>(in_buffer, block, token, i % 16);
+        case DType::kF32: combine<DType::kF32>(block, token, i % 16); break;
+        case DType::kF16: combine<DType::kF16>(block, token, i % 16); break;
+        default: combine<DType::kBf16>(block, token, i % 16);
       }
     }
   }
   template <DType kOut>
-  __device__ void combine(int buffer, int32_t block, int32_t token, int32_t channel) const {
+  __device__ void combine(int32_t block, int32_t token, int32_t channel) const {
     const int32_t first = token * args.top_k;
-    const float* const values = partials + ((buffer * rows) << partials_shift()) * 16 + channel;
+    const float* const values = partials_of(block, 0) + channel;
     float acc = 0;
 #pragma unroll 4
     for (int32_t k = 0; k < args.top_k; ++k) {
@@ -215,8 +219,9 @@ struct DecodeDown {
     }
     if (cuda::magnitude_bits(acc) >= kDecodeOverflowBits<kOut>)
       count_one(args.status->nonfinite_outputs);
-    cuda::store_element<kOut>(args.out, int64_t{token} * args.hidden_size + block * 16 + channel,
-                              acc);
+    cuda::store_element<kOut>(
+        args.out, int64_t{token} * args.hidden_size + (share.first_block + block) * 16 + channel,
+        acc);
   }
 
   __device__ void run(DecodeRing<DecodeSubtiles>& ring, const DecodeRun& own_run,
@@ -255,10 +260,9 @@ struct DecodeDown {
       store(own, DecodeDownRow(share, at.row));
     }
     __syncthreads();
-    const int32_t blocks = share.last_block - share.first_block;
-    round_rows(0, share.first_block, blocks);
+    round_rows();
     __syncthreads();
-    combine(0, share.first_block, blocks);
+    combine();
     // also the copies end before the cta
 #pragma unroll 1
     for (int32_t part = 0; part < parts(); ++part) cuda::ptx::mbarrier_wait(full(part), 0);

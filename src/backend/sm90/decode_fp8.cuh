@@ -274,38 +274,33 @@ struct Fp8Down {
   const DecodeDown<Fp8Products> base;
   const Fp8Share& share;
 
-  __device__ void store(const float (&own)[4], int buffer, int32_t active) const {
+  __device__ void store(const float (&own)[4], const Fp8DownRow& of) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t q = lane % 4, r = lane / 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int32_t rank = base.routing.first_rank[active] + q * 2 + i;
-      if (rank >= base.routing.first_rank[active + 1]) continue;
-      float* const to = base.partials + (((buffer * base.rows + base.routing.assignment_of[rank])
-                                          << base.args.down_k_shift) +
-                                         share.down_k) *
-                                            16;
+      const int32_t rank = base.routing.first_rank[of.active] + q * 2 + i;
+      if (rank >= base.routing.first_rank[of.active + 1]) continue;
+      float* const to =
+          base.partials_of(of.block, base.routing.assignment_of[rank]) + share.down_k * 16;
       to[r] = own[i], to[r + 8] = own[2 + i];
     }
   }
   __device__ void run(Fp8Stream& stream) const {
     const DecodeArgs& args = base.args;
     const Fp8Warp of(args.down_k_shift);
-    int buffer = 0;
 #pragma unroll 1
-    for (int32_t block = share.first_block; block < share.last_block; ++block, buffer ^= 1) {
-#pragma unroll 1
-      for (int32_t active = share.down_m; active < share.all_active; active += down_warps_m(args)) {
-        float own[4];
-        stream.multiply<true>(of, columns_of(args, base.routing, base.x, active),
-                              part_of(args, share, active).down_k_tiles, true, true, own);
-        store(own, buffer, active);
-      }
-      __syncthreads();
-      base.round_rows(buffer, block, 1);
-      __syncthreads();
-      base.combine(buffer, block, 1);
+    for (Fp8DownRow row(share, share.down_m); row.valid(share);
+         row.advance(share, down_warps_m(args))) {
+      float own[4];
+      stream.multiply<true>(of, columns_of(args, base.routing, base.x, row.active),
+                            part_of(args, share, row.active).down_k_tiles, true, true, own);
+      store(own, row);
     }
+    __syncthreads();
+    base.round_rows();
+    __syncthreads();
+    base.combine();
   }
 };
 
@@ -319,7 +314,14 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   auto* const partials = reinterpret_cast<float*>(table + kFp8TableBytes);
   uint8_t* const x = table + kFp8TableBytes + args.partial_bytes;
   const Fp8Columns tokens{x, args.tokens};
-  fill_fp8_table(table);
+  Fp8Hidden<2 * kColumns> hidden(args, args.by_vec8s, args.hidden_rule, routing, tokens);
+  const auto with_hidden_type = [&](const auto& call) {
+    switch (args.hidden_dtype) {
+      case DType::kF32: call.template operator()<DType::kF32>(); break;
+      case DType::kF16: call.template operator()<DType::kF16>(); break;
+      default: call.template operator()<DType::kBf16>();
+    }
+  };
   cuda::ptx::prefetch_parameters(args);
   cuda::ptx::grid_dependency_wait();
   cuda::ptx::launch_dependents();
@@ -329,14 +331,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     else
       route_decode<kDecodeAssignments / 32>(args, routing);
   } else {
-    const auto quantize = [&]<DType kType>() {
-      quantize_hidden<kType>(args, args.by_vec8s, args.hidden_rule, routing, tokens);
-    };
-    switch (args.hidden_dtype) {
-      case DType::kF32: quantize.template operator()<DType::kF32>(); break;
-      case DType::kF16: quantize.template operator()<DType::kF16>(); break;
-      default: quantize.template operator()<DType::kBf16>();
-    }
+    with_hidden_type([&]<DType kType>() { hidden.template read<kType>(); });
   }
   __syncthreads();
   const Fp8Share share(args, routing.active_experts);
@@ -348,9 +343,14 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   Fp8Ring ring(decode_shared, Fp8Subtiles(args, share, routing));
   ring.start();
   if (thread < share.all_active) routing.scales[thread] = scales;
-  if (thread < 32) {
+  // Until the first weights arrive.
+  if (thread < 32)
     rank_rows(routing, share.all_active);
-  } else if (blockIdx.x == 0 && thread == 32) {
+  else
+    with_hidden_type([&]<DType kType>() { hidden.template quantize<kType>(); });
+  fill_fp8_table(table);
+  __syncthreads();
+  if (blockIdx.x == 0 && thread == 0) {
     RunStatus status;
     status.bad_expert_ids = routing.bad_ids;
     status.nonfinite_weights = routing.nonfinite_weights;
@@ -360,7 +360,6 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   Fp8Stream stream(ring, table);
   stream.read();
   ring.template copy<false>();
-  __syncthreads();
   Fp8GateUp<kFunction, kColumns>{{args, share, routing}, share, partials}.run(stream, tokens);
   __syncthreads();
   if (thread == 0) wait_for_grid(&decode_grid_counter);

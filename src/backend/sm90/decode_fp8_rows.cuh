@@ -99,40 +99,67 @@ __device__ HiddenVec8 hidden_vec8(const DecodeArgs& args, const cuda::Divider& b
   return to;
 }
 
-// Quantizes hidden into the columns (T). Called by warps 1 to 15. A row has a multiple of 16 vec8s,
-// so half a warp has vec8s of one row.
-template <DType kType>
-__device__ void quantize_hidden(const DecodeArgs& args, const cuda::Divider& by_vec8s,
-                                const cuda::RowScaleRule& rule, Fp8DecodeRouting& routing,
-                                const Fp8Columns& columns) {
-  constexpr int kKept = 2;
-  const int32_t thread = static_cast<int32_t>(threadIdx.x) - 32, lane = thread % 32;
-  const int32_t all = args.tokens * args.k_tiles * (cuda::kTileK / 8),
-                first_of_warp = thread - lane;
-  const bool counting = blockIdx.x == 0;
-  if (thread < kDecodeTokens)
-    routing.magnitudes[thread] = routing.saturated[thread] = routing.zeroed[thread] = 0;
-  clear_tail(columns.at + args.tokens * args.k_tiles * cuda::kTileK, thread, kFp8HiddenThreads);
-  HiddenVec8 kept[kKept];
+// Quantizes hidden into the columns (T), in two steps with a barrier of the cta between them:
+// read() finds each row's largest magnitude, and quantize() may run while weights are on their way,
+// since a thread keeps its first kKept vec8s. Both are called by warps 1 to 15. A row has a
+// multiple of 16 vec8s, so half a warp has vec8s of one row.
+template <int kKept>
+class Fp8Hidden {
+ public:
+  __device__ Fp8Hidden(const DecodeArgs& args, const cuda::Divider& by_vec8s,
+                       const cuda::RowScaleRule& rule, Fp8DecodeRouting& routing,
+                       const Fp8Columns& columns)
+      : args_(args), by_vec8s_(by_vec8s), rule_(rule), routing_(routing), columns_(columns) {}
+
+  template <DType kType>
+  __device__ void read() {
+    const int32_t thread = this_thread();
+    if (thread < kDecodeTokens)
+      routing_.magnitudes[thread] = routing_.saturated[thread] = routing_.zeroed[thread] = 0;
 #pragma unroll
-  for (int i = 0; i < kKept; ++i)
-    kept[i] = hidden_vec8<kType>(args, by_vec8s, thread + i * kFp8HiddenThreads);
-  cuda::ptx::named_barrier_sync<kFp8HiddenThreads>(15);
-  const auto find = [&](const HiddenVec8& vec8) {
+    for (int i = 0; i < kKept; ++i)
+      kept_[i] = hidden_vec8<kType>(args_, by_vec8s_, thread + i * kFp8HiddenThreads);
+    cuda::ptx::named_barrier_sync<kFp8HiddenThreads>(15);
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) find(kept_[i]);
+#pragma unroll 1
+    for (int32_t at = kKept * kFp8HiddenThreads; has_rest(at); at += kFp8HiddenThreads)
+      find(hidden_vec8<kType>(args_, by_vec8s_, thread + at));
+  }
+  template <DType kType>
+  __device__ void quantize() const {
+    const int32_t thread = this_thread();
+    clear_tail(columns_.at + args_.tokens * args_.k_tiles * cuda::kTileK, thread,
+               kFp8HiddenThreads);
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) quantize_one(kept_[i]);
+#pragma unroll 1
+    for (int32_t at = kKept * kFp8HiddenThreads; has_rest(at); at += kFp8HiddenThreads)
+      quantize_one(hidden_vec8<kType>(args_, by_vec8s_, thread + at));
+    if (thread < args_.tokens) {
+      const uint32_t largest = routing_.magnitudes[thread];
+      routing_.hidden_scales[thread] =
+          largest < cuda::kInfBits ? rule_.scale_of(largest) : __uint_as_float(0x7FC00000u);
+    }
+    cuda::ptx::fence_proxy_async_shared();
+  }
+
+ private:
+  __device__ static int32_t this_thread() { return static_cast<int32_t>(threadIdx.x) - 32; }
+  // Whether a thread of this warp has the vec8 `at` after its first one.
+  __device__ bool has_rest(int32_t at) const {
+    return this_thread() / 32 * 32 + at < args_.tokens * args_.k_tiles * (cuda::kTileK / 8);
+  }
+  __device__ void find(const HiddenVec8& vec8) const {
     uint32_t largest = vec8.magnitude();
 #pragma unroll
     for (int distance = 1; distance < 16; distance *= 2)
       largest = max(largest, __shfl_xor_sync(cuda::kAllLanes, largest, distance));
-    if (lane % 16 == 0 && vec8.valid) atomicMax(&routing.magnitudes[vec8.token], largest);
-  };
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) find(kept[i]);
-#pragma unroll 1
-  for (int32_t at = kKept * kFp8HiddenThreads; first_of_warp + at < all; at += kFp8HiddenThreads)
-    find(hidden_vec8<kType>(args, by_vec8s, thread + at));
-  cuda::ptx::named_barrier_sync<kFp8HiddenThreads>(15);
-  const auto quantize = [&](const HiddenVec8& vec8) {
-    const uint32_t largest = routing.magnitudes[vec8.token];
+    if (threadIdx.x % 16 == 0 && vec8.valid) atomicMax(&routing_.magnitudes[vec8.token], largest);
+  }
+  __device__ void quantize_one(const HiddenVec8& vec8) const {
+    const bool counting = blockIdx.x == 0;
+    const uint32_t largest = routing_.magnitudes[vec8.token];
     uint32_t of_block = 0;
     if (counting) {
       of_block = vec8.magnitude();
@@ -141,25 +168,21 @@ __device__ void quantize_hidden(const DecodeArgs& args, const cuda::Divider& by_
     if (!vec8.valid) return;
     cuda::E4m3Vec8 to{};
     if (largest < cuda::kInfBits)
-      to = cuda::E4m3Vec8::of(vec8.x, rule.inverse_of(largest), of_block);
-    columns.put(vec8.token, vec8.vec8, to.codes);
-    if (counting && lane % 2 == 0) {
-      if (to.saturated) atomicAdd(&routing.saturated[vec8.token], 1u);
-      if (to.zeroed) atomicAdd(&routing.zeroed[vec8.token], 1u);
+      to = cuda::E4m3Vec8::of(vec8.x, rule_.inverse_of(largest), of_block);
+    columns_.put(vec8.token, vec8.vec8, to.codes);
+    if (counting && threadIdx.x % 2 == 0) {
+      if (to.saturated) atomicAdd(&routing_.saturated[vec8.token], 1u);
+      if (to.zeroed) atomicAdd(&routing_.zeroed[vec8.token], 1u);
     }
-  };
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) quantize(kept[i]);
-#pragma unroll 1
-  for (int32_t at = kKept * kFp8HiddenThreads; first_of_warp + at < all; at += kFp8HiddenThreads)
-    quantize(hidden_vec8<kType>(args, by_vec8s, thread + at));
-  if (thread < args.tokens) {
-    const uint32_t largest = routing.magnitudes[thread];
-    routing.hidden_scales[thread] =
-        largest < cuda::kInfBits ? rule.scale_of(largest) : __uint_as_float(0x7FC00000u);
   }
-  cuda::ptx::fence_proxy_async_shared();
-}
+
+  const DecodeArgs& args_;
+  const cuda::Divider& by_vec8s_;
+  const cuda::RowScaleRule& rule_;
+  Fp8DecodeRouting& routing_;
+  const Fp8Columns& columns_;
+  HiddenVec8 kept_[kKept];
+};
 // Adds the counts of hidden. Called by one thread of cta 0.
 __device__ inline void count_hidden(const DecodeArgs& args, const Fp8DecodeRouting& routing,
                                     RunStatus& status) {

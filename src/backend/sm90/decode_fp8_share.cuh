@@ -28,6 +28,26 @@ __device__ inline int32_t down_warps_m(const DecodeArgs& args) {
   return kDecodeWarps >> args.down_k_shift;
 }
 
+// A row of down's subtiles: 16 output channels of an active expert. The rows of a cta are those of
+// its first block, then of the next one.
+struct Fp8DownRow {
+  int32_t block, active;  // block: from the cta's first one
+
+  __device__ Fp8DownRow(const DecodeShare& share, int32_t row) : block(0), active(row) {
+    carry(share);
+  }
+  __device__ bool valid(const DecodeShare& share) const {
+    return block < share.last_block - share.first_block;
+  }
+  __device__ void advance(const DecodeShare& share, int32_t by) {
+    active += by;
+    carry(share);
+  }
+  __device__ void carry(const DecodeShare& share) {
+    while (active >= share.all_active && valid(share)) active -= share.all_active, ++block;
+  }
+};
+
 // Goes through the subtiles of a warp: first those of gate/up, then those of down. A row of
 // subtiles, `left` of them `step` bytes apart, has the same 16 weight rows. Down has four warps or
 // more along K, so this warp may have none of a row's subtiles.
@@ -36,8 +56,9 @@ struct Fp8Subtiles {
   const Fp8Share& share;
   const DecodeRouting& routing;
   DecodeGroup group;
-  int32_t group_index, block, active;  // of the next row of subtiles
-  const uint8_t* at;                   // codes of the next subtile
+  int32_t group_index;  // of the next row of subtiles
+  Fp8DownRow down;      // the next one
+  const uint8_t* at;    // codes of the next subtile
   int32_t left, step, scales_at;
 
   __device__ Fp8Subtiles(const DecodeArgs& args_, const Fp8Share& share_,
@@ -47,8 +68,7 @@ struct Fp8Subtiles {
         routing(routing_),
         group(args, share, share.first_group + share.gate_up_m),
         group_index(share.first_group + share.gate_up_m),
-        block(share.first_block),
-        active(share.down_m) {
+        down(share, share.down_m) {
     next_row<false>();
   }
   // Begins the next row; left = 0 at the end. kDown: no row of gate/up is left.
@@ -69,15 +89,11 @@ struct Fp8Subtiles {
       group.advance(args, share, gate_up_warps_m(args));
       return true;
     }
-    if (active >= share.all_active) {
-      if (share.down_m >= share.all_active) return false;
-      ++block, active = share.down_m;
-    }
-    if (block >= share.last_block) return false;
-    const DecodePart& part = part_of(args, share, active);
-    begin(part.weights + routing.expert_of[active] * part.expert_stride + part.down_offset, block,
-          part.down_k_tiles, share.down_k, args.down_k_shift);
-    active += down_warps_m(args);
+    if (!down.valid(share)) return false;
+    const DecodePart& part = part_of(args, share, down.active);
+    begin(part.weights + routing.expert_of[down.active] * part.expert_stride + part.down_offset,
+          share.first_block + down.block, part.down_k_tiles, share.down_k, args.down_k_shift);
+    down.advance(share, down_warps_m(args));
     return true;
   }
   __device__ void begin(const uint8_t* matrix, int32_t group, int32_t k_tiles, int32_t warp_k,

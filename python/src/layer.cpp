@@ -167,22 +167,12 @@ void replace_expert(const PyLayer& self, int64_t local_expert, nb::handle gate, 
 
 Dict expert(const PyLayer& self, int64_t local_expert) {
   const MoeLayer& layer = self.layer();
-  const int64_t hidden = layer.config()->hidden_size, inner = inner_size(layer, local_expert);
   ExpertBuffers buffers;
   {
     const WithoutLock unlocked;
     check(layer.unpack_expert(local_expert, buffers));
   }
-  const auto view = [](const Nvfp4Buffers& b, float scale, int64_t rows, int64_t cols) {
-    return Nvfp4View::contiguous(b.codes.data(), b.block_scales.data(), scale, rows, cols);
-  };
-  ExpertSource source{
-      view(buffers.gate, buffers.scales.gate, gate_rows(layer.config()->activation, inner), hidden),
-      view(buffers.up, buffers.scales.up, inner, hidden),
-      view(buffers.down, buffers.scales.down, hidden, inner)};
-  const auto bias = [](const std::vector<float>& b) { return b.empty() ? nullptr : b.data(); };
-  source.biases = {bias(buffers.gate_bias), bias(buffers.up_bias), bias(buffers.down_bias)};
-  return to_dict(source);
+  return to_dict(source_of(layer.config(), buffers));
 }
 
 constexpr const char* kRunDoc =

@@ -108,6 +108,25 @@ struct ExpertBuffers {
       down_bias;  // (I), (I), (H), or empty if the expert has none
 };
 
+// An expert's buffers as a packer's source, which borrows them. The shared expert's are allowed
+// too.
+inline ExpertSource source_of(const MoeConfig& config, const ExpertBuffers& of) {
+  const int64_t hidden = config->hidden_size,
+                inner = static_cast<int64_t>(of.down.codes.size()) * 2 / hidden;
+  const auto view = [](const Nvfp4Buffers& matrix, float scale, int64_t rows, int64_t cols) {
+    return Nvfp4View::contiguous(matrix.codes.data(), matrix.block_scales.data(), scale, rows,
+                                 cols);
+  };
+  const auto bias = [](const std::vector<float>& values) {
+    return values.empty() ? nullptr : values.data();
+  };
+  ExpertSource source{view(of.gate, of.scales.gate, gate_rows(config->activation, inner), hidden),
+                      view(of.up, of.scales.up, inner, hidden),
+                      view(of.down, of.scales.down, hidden, inner)};
+  source.biases = {bias(of.gate_bias), bias(of.up_bias), bias(of.down_bias)};
+  return source;
+}
+
 struct RunContext {
   Executor* executor = nullptr;  // host backends: never null
   void* stream = nullptr;        // device backends

@@ -171,23 +171,6 @@ std::vector<ExpertBuffers> exact_experts(const MoeConfig& config, uint64_t seed)
   return experts;
 }
 
-ExpertSource source_of(const MoeConfig& config, const ExpertBuffers& of) {
-  const int64_t hidden = config->hidden_size,
-                inner = static_cast<int64_t>(of.down.codes.size()) * 2 / hidden;
-  const auto view = [](const Nvfp4Buffers& matrix, float scale, int64_t rows, int64_t cols) {
-    return Nvfp4View::contiguous(matrix.codes.data(), matrix.block_scales.data(), scale, rows,
-                                 cols);
-  };
-  const auto biases = [](const std::vector<float>& values) {
-    return values.empty() ? nullptr : values.data();
-  };
-  ExpertSource source{view(of.gate, of.scales.gate, gate_rows(config->activation, inner), hidden),
-                      view(of.up, of.scales.up, inner, hidden),
-                      view(of.down, of.scales.down, hidden, inner)};
-  source.biases = {biases(of.gate_bias), biases(of.up_bias), biases(of.down_bias)};
-  return source;
-}
-
 ExactBatch exact_batch(const MoeConfig& config, std::vector<int32_t> topk_ids, uint64_t seed) {
   const bool narrow = config->activation_format == ActivationFormat::kFp8;
   ExactBatch batch;

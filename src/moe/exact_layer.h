@@ -39,8 +39,6 @@ MoeOptions exact_options(const ExactSizes& sizes, ActivationFormat format,
 
 // The weights of its experts, (num_experts), and of the shared one at the end if there is one.
 std::vector<ExpertBuffers> exact_experts(const MoeConfig& config, uint64_t seed);
-// Views of an expert; `of` must outlive them.
-ExpertSource source_of(const MoeConfig& config, const ExpertBuffers& of);
 
 struct ExactBatch {
   int64_t tokens = 0;

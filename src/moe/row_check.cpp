@@ -18,25 +18,6 @@ namespace {
 // How often the thread polls for samples.
 constexpr std::chrono::milliseconds kInterval{2};
 
-// An unpacked expert as a packer's source. The buffers must outlive it.
-ExpertSource source_of(const ExpertBuffers& from, const MoeConfig& config,
-                       int64_t intermediate_size) {
-  const auto view = [](const Nvfp4Buffers& matrix, float scale, int64_t rows, int64_t cols) {
-    return Nvfp4View::contiguous(matrix.codes.data(), matrix.block_scales.data(), scale, rows,
-                                 cols);
-  };
-  const auto bias = [](const std::vector<float>& values) {
-    return values.empty() ? nullptr : values.data();
-  };
-  ExpertSource source;
-  source.gate = view(from.gate, from.scales.gate, gate_rows(config->activation, intermediate_size),
-                     config->hidden_size);
-  source.up = view(from.up, from.scales.up, intermediate_size, config->hidden_size);
-  source.down = view(from.down, from.scales.down, config->hidden_size, intermediate_size);
-  source.biases = {bias(from.gate_bias), bias(from.up_bias), bias(from.down_bias)};
-  return source;
-}
-
 // How the rows of a token make up its output, for the limits of a token that is compared by itself
 // (docs/explanation/numerics.md, section 8).
 struct RowShares {
@@ -251,12 +232,9 @@ Result<bool> RowCheck::load(int64_t at, int64_t local_expert, uint64_t replaced)
     // meanwhile, so that the bytes are at rest.
     NVFP4_MOE_TRY(sampler_->unpack(weights_, local_expert, backend_.unpack_expert, buffers));
   }
-  const MoeConfig& config = weights_.config;
-  const int64_t intermediate_size =
-      local_expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
   resident = {};  // stays so if packing fails or throws halfway
-  NVFP4_MOE_TRY(kReferenceBackend.pack_expert(*reference_, at,
-                                              source_of(buffers, config, intermediate_size)));
+  NVFP4_MOE_TRY(
+      kReferenceBackend.pack_expert(*reference_, at, source_of(weights_.config, buffers)));
   resident = {local_expert, last_replaced};
   return true;
 }

@@ -14,6 +14,9 @@ namespace {
 
 // The longest time for which a caller waits for memory that the check frees.
 constexpr std::chrono::milliseconds kTimeToFree{200};
+// Added to the message if no kernel has ended.
+constexpr const char* kMayBeLoading =
+    ", nor did its first kernel: CUDA may still load kernels, or wait for other work of the device";
 
 // State that the caller's thread and the check's own share.
 struct SharedCheck {
@@ -90,7 +93,8 @@ CheckOutcome run_self_check(const CheckScope& scope, const DeviceFacts& device,
     outcome.kernel = shared->kernel;
   }
   if (outcome.verdict == Verdict::kTimedOut)
-    outcome.difference = "it did not end within " + std::to_string(limit.count()) + " ms";
+    outcome.difference = "it did not end within " + std::to_string(limit.count()) + " ms" +
+                         (outcome.kernel.empty() ? kMayBeLoading : "");
   const bool ended = shared->ended;
   lock.unlock();
   if (ended)

@@ -42,7 +42,8 @@ struct CheckOutcome {
   Verdict verdict = Verdict::kPassed;
   // StepPlan::kernel of the first step that failed, as describe_run names it; "cuda: ..." if it is
   // one of the plain kernels. If the device's error or the time limit does not show the step, it is
-  // that of gemm1. Empty if all passed, before the first kernel, or if memory was not enough.
+  // that of gemm1. Empty if all passed, if memory was not enough, if no kernel began, or if time
+  // ran out before the first one had ended.
   std::string kernel;
   // One sentence: the step, the coordinates and both values, or the device's error.
   std::string difference;

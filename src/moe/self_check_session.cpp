@@ -180,9 +180,11 @@ Status CheckSession::open(const CheckLayer& layer) {
                      backend->allocate(backend->packed_bytes(config(), weights.range),
                                        weights.device, "packed weights of the self-check"));
     begin(*backend, "pack");
-    for (size_t e = 0; e < sources.size(); ++e)
+    for (size_t e = 0; e < sources.size(); ++e) {
       NVFP4_MOE_TRY(backend->pack_expert(
           weights, e < kCheckExperts ? static_cast<int64_t>(e) : kSharedExpert, sources[e]));
+      if (!std::exchange(has_run_kernels_, true)) begins_(kernel_);
+    }
     buffers_.push_back(std::move(weights.staging));
   }
   return {};
@@ -381,7 +383,7 @@ Status CheckSession::wait() {
 
 void CheckSession::begin(const Backend& backend, const std::string& kernel) {
   kernel_ = (&backend == plain_ ? CheckOutcome::kPlainKernel : "") + kernel;
-  begins_(kernel_);
+  if (has_run_kernels_) begins_(kernel_);
 }
 
 }  // namespace nvfp4_moe::internal

@@ -52,7 +52,9 @@ struct CheckRun {
 class CheckSession {
  public:
   using Clock = std::chrono::steady_clock;
-  // begins: called with a kernel's name before it is enqueued.
+  // begins: called with a kernel's name before it is enqueued. The first one, of the plain backend,
+  // is named once it has ended: until then CUDA may be loading modules, or may wait for other work
+  // of the device before it does.
   CheckSession(const CheckScope& scope, const DeviceFacts& device, Clock::time_point deadline,
                std::function<void(const std::string& kernel)> begins);
   ~CheckSession();
@@ -110,6 +112,7 @@ class CheckSession {
   } workspaces_[2];
   std::vector<std::byte> poison_;
   std::string kernel_;
+  bool has_run_kernels_ = false;
   std::set<std::pair<std::string, std::string>> step_variants_;  // steps and kernels that ran
   bool timed_out_ = false;
 };

@@ -1,5 +1,5 @@
-// Exchanges counts before a run's data: how many tokens each rank has, whether it can run, and, for
-// all_to_all, how many packets and rows each pair of ranks exchanges.
+// Exchange counts, which all ranks gather before a run's data: how many tokens each rank has,
+// whether it can run, and, for all_to_all, how many packets and rows each pair of ranks exchanges.
 #pragma once
 
 #include <algorithm>
@@ -19,17 +19,20 @@ class ExchangeCounts {
       : mine_(static_cast<size_t>(kHeader + counts)),
         messages_(mine_.size() * static_cast<size_t>(world)) {}
 
-  // (counts) of this rank: the next gather sends them.
+  // This rank's integers, (counts). The next gather sends them.
   std::span<int64_t> own() { return std::span(mine_).subspan(kHeader); }
-  // Succeeds on all ranks or fails on all: with the error of the lowest rank that has one, or with
-  // kInvalidArgument if only some ranks capture their stream. Allocates nothing itself.
+  // Succeeds on all ranks or fails on all. tokens, mine, captured: the tokens of this rank, why it
+  // cannot run, and whether its stream is being captured. Returns the error of the lowest rank that
+  // has one, kInvalidArgument if only some ranks capture their stream, and kIo if the exchange
+  // fails or damages the counts. Allocates nothing itself.
   Status gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured);
   // Values of the last gather.
   int64_t tokens(int rank) const { return message(rank)[0]; }
   int64_t count(int rank, int64_t index) const { return message(rank)[kHeader + index]; }
 
  private:
-  static constexpr int64_t kHeader = 64;  // in integers, the first of which is the tokens
+  // Integers of a header: the number of tokens, whether the stream is captured, and the status.
+  static constexpr int64_t kHeader = 64;
   const int64_t* message(int rank) const {
     return messages_.data() + mine_.size() * static_cast<size_t>(rank);
   }
@@ -38,21 +41,22 @@ class ExchangeCounts {
   std::vector<int64_t> messages_;  // (world, size of mine_)
 };
 
-// The exchange counts of all_to_all. Messages have the packets and rows that the ranks report.
-// Under a fixed capacity they follow from the capacity and the source rank's tokens instead.
+// The exchange counts of all_to_all. A message has the numbers of packets and rows that its source
+// rank reports. Under a fixed capacity they follow from the capacity and that rank's tokens
+// instead.
 class PacketCounts : public ExchangeCounts {
  public:
-  // capacity, fixed: as in Ranks.
+  // capacity, fixed: those of Ranks. top_k: rows that a packet may have.
   PacketCounts(int world, int64_t capacity, bool fixed, int64_t top_k);
 
-  // own(): for each rank, the tokens and the rows that this rank has for it. Also fails, on all
-  // ranks, if one has more tokens for another than the capacity.
+  // own() holds two integers for each rank: the tokens and the rows that this rank has for it. Also
+  // fails, on all ranks, if a rank has more tokens for another than the capacity.
   Status gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured);
 
-  // Reported by the ranks.
+  // The numbers that the source rank has reported in the last gather.
   int64_t tokens_between(int source, int expert) const { return count(source, 2 * expert); }
   int64_t rows_between(int source, int expert) const { return count(source, 2 * expert + 1); }
-  // Sizes of a message, in both directions.
+  // The packets of the message from a source rank to an expert rank, and the rows of its answer.
   int64_t packets_between(int source, int expert) const {
     return fixed_ ? fixed_packets(tokens(source)) : tokens_between(source, expert);
   }
@@ -62,7 +66,8 @@ class PacketCounts : public ExchangeCounts {
   // Packets in each message of a source rank with this many tokens, under a fixed capacity.
   int64_t fixed_packets(int64_t tokens) const { return std::min(capacity_, tokens); }
 
-  // The most packets that a source rank with this many tokens sends in a run.
+  // The most packets that a source rank with this many tokens sends in a run, that an expert rank
+  // receives, and the most rows that come back to the source rank.
   int64_t sent(int64_t tokens) const {
     return fixed_ ? world_ * fixed_packets(tokens) : tokens * std::min<int64_t>(top_k_, world_);
   }

@@ -230,25 +230,12 @@ const char* to_string(DataKind data) {
 }
 
 ExpertSource CaseData::expert(int64_t local_expert) const {
-  const bool shared = local_expert == kSharedExpert;
-  const auto index = static_cast<size_t>(shared ? spec.range.count : local_expert);
-  const ExpertBuffers& buffers = experts[index];
-  const TensorScales& tensor = tensor_scales[index];
-  const int64_t hidden = spec.options.hidden_size;
-  const int64_t intermediate =
-      shared ? spec.options.shared_intermediate_size : spec.options.intermediate_size;
-  auto view = [](const Nvfp4Buffers& matrix, float tensor_scale, int64_t rows, int64_t cols) {
-    return Nvfp4View::contiguous(matrix.codes.data(), matrix.block_scales.data(), tensor_scale,
-                                 rows, cols);
-  };
-  ExpertSource source{
-      view(buffers.gate, tensor.gate, gate_rows(spec.options.activation, intermediate), hidden),
-      view(buffers.up, tensor.up, intermediate, hidden),
-      view(buffers.down, tensor.down, hidden, intermediate)};
-  const auto bias = [](const std::vector<float>& values) {
-    return values.empty() ? nullptr : values.data();
-  };
-  source.biases = {bias(buffers.gate_bias), bias(buffers.up_bias), bias(buffers.down_bias)};
+  const auto index =
+      static_cast<size_t>(local_expert == kSharedExpert ? spec.range.count : local_expert);
+  ExpertSource source = source_of(config, experts[index]);
+  source.gate.tensor_scale = tensor_scales[index].gate;
+  source.up.tensor_scale = tensor_scales[index].up;
+  source.down.tensor_scale = tensor_scales[index].down;
   return source;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -74,7 +75,7 @@ struct Caller {
   }
 };
 
-// The lines of the log; the callback blocks while log_blocks is set.
+// The lines of the log since the last KeptLog began; the callback blocks while log_blocks is set.
 inline std::mutex logged_mutex;
 inline std::condition_variable logged_changed;
 inline std::vector<std::string> logged;
@@ -87,6 +88,29 @@ inline void keep_line(int level, const char* text, void*) {
   logged_changed.wait(lock, [] { return !log_blocks; });
 }
 
+class KeptLog {
+ public:
+  explicit KeptLog(bool blocks = false) {
+    logged.clear();
+    log_blocks = blocks;
+    set_log_callback(keep_line, nullptr);
+  }
+  ~KeptLog() {
+    unblock();
+    set_log_callback(nullptr, nullptr);
+  }
+  // Waits for a line, a minute at most.
+  bool has_line() {
+    std::unique_lock lock(logged_mutex);
+    return logged_changed.wait_for(lock, std::chrono::seconds(60), [] { return !logged.empty(); });
+  }
+  void unblock() {
+    const std::lock_guard lock(logged_mutex);
+    log_blocks = false;
+    logged_changed.notify_all();
+  }
+};
+
 class CudaCheck : public BackendTest {
  protected:
   CudaCheck() { wrong_token = kWrongToken; }
@@ -96,10 +120,15 @@ class CudaCheck : public BackendTest {
     return options;
   }
   static std::unique_ptr<MoeLayer> open(const Backend& backend, const TinyLayer& tiny) {
-    auto layer = MoeLayer::open_on(backend, tiny.config(), tiny.source(), options());
-    EXPECT_OK(layer);
-    return layer.ok() ? std::move(*layer) : nullptr;
+    return std::move(*must(MoeLayer::open_on(backend, tiny.config(), tiny.source(), options())));
   }
+  // A layer with a caller, whose batch is always the same.
+  struct CheckedLayer {
+    std::unique_ptr<MoeLayer> layer;
+    Caller caller;
+    explicit CheckedLayer(const Backend& backend, const TinyLayer& tiny = TinyLayer())
+        : layer(open(backend, tiny)), caller(*layer, TinyBatch(tiny.options, kCheckTokens)) {}
+  };
   // Layers with a shared expert, of every format that the backend takes.
   std::vector<MoeOptions> kinds() const {
     std::vector<MoeOptions> taken;

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <mutex>
 #include <new>
 #include <string>
 #include <thread>
@@ -63,10 +62,8 @@ TEST_P(CudaCheck, FailsIfItCannotCheck) {
         if (++calls % 2 == 0) throw std::bad_alloc();
         return {Code::kIo, "planted"};
       });
-  const TinyLayer tiny;
-  const auto layer = open(broken, tiny);
-  ASSERT_NE(layer, nullptr);
-  Caller caller(*layer, TinyBatch(tiny.options, kCheckTokens));
+  CheckedLayer checked(broken);
+  Caller& caller = checked.caller;
   ASSERT_OK(caller.run());
   EXPECT_THAT(caller.status(),
               Refused(Code::kIo, "NVFP4_MOE_CHECK: could not check run 1: planted"));
@@ -74,8 +71,8 @@ TEST_P(CudaCheck, FailsIfItCannotCheck) {
   EXPECT_THAT(caller.status(),
               Refused(Code::kOutOfMemory, "NVFP4_MOE_CHECK: could not check run 2: "));
   EXPECT_OK(caller.status());  // reported once
-  EXPECT_EQ(counts_of(*layer).checked, 0);
-  EXPECT_EQ(counts_of(*layer).dropped, 2);
+  EXPECT_EQ(counts_of(*checked.layer).checked, 0);
+  EXPECT_EQ(counts_of(*checked.layer).dropped, 2);
 }
 
 // Memory runs out while the reference packs an expert. The next token needs the same expert.
@@ -93,7 +90,6 @@ TEST_P(CudaCheck, DoesNotUseAnExpertThatIsHalfPacked) {
   if (declines(backend(), *MoeConfig::make(kind))) GTEST_SKIP() << "no fp8 activations";
   const TinyLayer tiny(kind);
   const auto layer = open(backend_here, tiny);
-  ASSERT_NE(layer, nullptr);
   TinyBatch batch(kind, kCheckTokens);
   for (size_t i = 0; i < batch.ids.size(); ++i) {
     batch.ids[i] = static_cast<int32_t>(i % 2);
@@ -110,13 +106,11 @@ TEST_P(CudaCheck, DoesNotUseAnExpertThatIsHalfPacked) {
 
 TEST_P(CudaCheck, EndsWhileSamplesAreInFlight) {
   const ScopedEnv log("NVFP4_MOE_LOG", "off");
-  const TinyLayer tiny;
   for (int i = 0; i < 20; ++i) {
-    auto layer = open(backend(), tiny);
-    Caller caller(*layer, TinyBatch(tiny.options, kCheckTokens));
-    for (int run = 0; run < i; ++run) ASSERT_OK(caller.run());
-    if (i % 2 == 0) caller.stream.synchronize();
-    layer.reset();
+    CheckedLayer checked(backend());
+    for (int run = 0; run < i; ++run) ASSERT_OK(checked.caller.run());
+    if (i % 2 == 0) checked.caller.stream.synchronize();
+    checked.layer.reset();
   }
 }
 
@@ -124,16 +118,15 @@ TEST_P(CudaCheck, EndsWhileSamplesAreInFlight) {
 TEST_P(CudaCheck, PrintsAFailureThatNoCallHasReturned) {
   wrong_token = -1;
   const Backend wrong = wrong_backend(backend());
-  const TinyLayer tiny;
-  const auto print = [&](const Backend& of) {
-    auto layer = open(of, tiny);
-    Caller caller(*layer, TinyBatch(tiny.options, kCheckTokens));
+  const auto print = [](const Backend& of) {
+    CheckedLayer checked(of);
+    Caller& caller = checked.caller;
     const Graph graph(caller.stream, [&] { return caller.run(); });
     EXPECT_OK(graph.status());
     for (int run = 0; run < kSampleSlots; ++run) graph.launch();
     caller.stream.synchronize();
     testing::internal::CaptureStderr();
-    layer.reset();
+    checked.layer.reset();
     return testing::internal::GetCapturedStderr();
   };
   EXPECT_EQ(print(backend()), "");
@@ -146,24 +139,20 @@ TEST_P(CudaCheck, PrintsAFailureThatNoCallHasReturned) {
     EXPECT_EQ(print(wrong), "");
   }
 
-  logged.clear();
-  set_log_callback(keep_line, nullptr);
+  const KeptLog log;
   EXPECT_EQ(print(wrong), "");
-  set_log_callback(nullptr, nullptr);
   EXPECT_EQ(logged.size(), size_t{kSampleSlots + 1}) << "all that arrived are checked";
   EXPECT_EQ(logged.back() + "\n", printed);
 }
 
 // The tokens of runs in flight, and those that have arrived while the device is busy.
 TEST_P(CudaCheck, PrintsHowManyTokensItHasNotChecked) {
-  const TinyLayer tiny;
   void* end = nullptr;
   ASSERT_CUDA(cudaHostAlloc(&end, sizeof(int), cudaHostAllocMapped));
   std::atomic_ref<int> ends(*static_cast<int*>(end));
   ends = 0;
-  auto layer = open(backend(), tiny);
-  ASSERT_NE(layer, nullptr);
-  Caller caller(*layer, TinyBatch(tiny.options, kCheckTokens));
+  CheckedLayer checked(backend());
+  Caller& caller = checked.caller;
   ASSERT_OK(caller.run());
   ASSERT_OK(caller.status());
   ASSERT_CUDA(wait_until_set(static_cast<int*>(end), caller.stream));
@@ -175,7 +164,7 @@ TEST_P(CudaCheck, PrintsHowManyTokensItHasNotChecked) {
     ends = 1;
   });
   testing::internal::CaptureStderr();
-  layer.reset();
+  checked.layer.reset();
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
             std::string("NVFP4_MOE_CHECK: backend ") + backend().name +
                 ": runs not checked when the layer ended: 3; call status() last\n");
@@ -186,32 +175,21 @@ TEST_P(CudaCheck, PrintsHowManyTokensItHasNotChecked) {
 
 TEST_P(CudaCheck, DoesNotWaitForABusyDevice) {
   wrong_token = -1;
-  logged.clear();
-  log_blocks = true;
-  set_log_callback(keep_line, nullptr);
   const Backend wrong = wrong_backend(backend());
-  const TinyLayer tiny;
-  auto layer = open(wrong, tiny);
-  ASSERT_NE(layer, nullptr);
-  Caller caller(*layer, TinyBatch(tiny.options, kCheckTokens));
+  CheckedLayer checked(wrong);
+  Caller& caller = checked.caller;
+  KeptLog log(true);
   for (int run = 0; run < 3; ++run) ASSERT_OK(caller.run());
   caller.stream.synchronize();
-  {
-    std::unique_lock lock(logged_mutex);
-    EXPECT_TRUE(
-        logged_changed.wait_for(lock, std::chrono::seconds(60), [] { return !logged.empty(); }));
-  }
+  EXPECT_TRUE(log.has_line());
   device_is_busy = true;
-  std::thread other([] {  // run 1 is being checked when the layer begins to end
+  std::thread other([&] {  // run 1 is being checked when the layer begins to end
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    const std::lock_guard lock(logged_mutex);
-    log_blocks = false;
-    logged_changed.notify_all();
+    log.unblock();
   });
-  layer.reset();
+  checked.layer.reset();
   other.join();
   device_is_busy = false;
-  set_log_callback(nullptr, nullptr);
   ASSERT_EQ(logged.size(), 3u);
   EXPECT_THAT(logged[1], HasSubstr("run 1: "));
   EXPECT_THAT(logged[2], HasSubstr("not checked when the layer ended: 2; "));

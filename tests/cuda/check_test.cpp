@@ -3,7 +3,6 @@
 #include <cuda_runtime.h>
 
 #include <chrono>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -37,10 +36,8 @@ class CudaCheckCases : public CudaCheck {};
 TEST_P(CudaCheck, FindsAWrongValueInTheRunThatTakesItsToken) {
   const Backend wrong = wrong_backend(backend());
   for (const MoeOptions& kind : kinds()) {
-    const TinyLayer tiny(kind);
-    const auto layer = open(wrong, tiny);
-    ASSERT_NE(layer, nullptr);
-    Caller caller(*layer, TinyBatch(kind, kCheckTokens));
+    CheckedLayer checked(wrong, TinyLayer(kind));
+    Caller& caller = checked.caller;
     const int64_t expected = run_that_takes(kWrongToken);
     for (int64_t run = 1; run < expected; ++run) {
       ASSERT_OK(caller.run());
@@ -53,18 +50,16 @@ TEST_P(CudaCheck, FindsAWrongValueInTheRunThatTakesItsToken) {
     EXPECT_THAT(found.message(), HasSubstr("at token 3 channel 17: expected "));
     EXPECT_THAT(found.message(), HasSubstr(", got 48.5647"));
     EXPECT_OK(caller.status());  // reported once
-    EXPECT_EQ(counts_of(*layer).checked, expected);
-    EXPECT_EQ(counts_of(*layer).failed, 1);
+    EXPECT_EQ(counts_of(*checked.layer).checked, expected);
+    EXPECT_EQ(counts_of(*checked.layer).failed, 1);
   }
 }
 
 // Replays take other tokens than the captured run, and their failures arrive the same way.
 TEST_P(CudaCheck, FindsItInReplaysOfAGraph) {
   const Backend wrong = wrong_backend(backend());
-  const TinyLayer tiny;
-  const auto layer = open(wrong, tiny);
-  ASSERT_NE(layer, nullptr);
-  Caller caller(*layer, TinyBatch(tiny.options, kCheckTokens));
+  CheckedLayer checked(wrong);
+  Caller& caller = checked.caller;
   ASSERT_OK(caller.run());
   const Graph graph(caller.stream, [&] { return caller.run(); });
   ASSERT_OK(graph.status());
@@ -90,27 +85,19 @@ TEST_P(CudaCheck, FindsItInReplaysOfAGraph) {
 TEST_P(CudaCheck, ARunNeverWaitsAndTheNextOneFails) {
   constexpr int kRuns = 100;
   wrong_token = -1;
-  logged.clear();
-  log_blocks = true;
-  set_log_callback(keep_line, nullptr);
   const Backend wrong = wrong_backend(backend());
-  const TinyLayer tiny;
-  const auto layer = open(wrong, tiny);
-  ASSERT_NE(layer, nullptr);
-  Caller caller(*layer, TinyBatch(tiny.options, kCheckTokens));
+  CheckedLayer checked(wrong);
+  Caller& caller = checked.caller;
+  KeptLog log(true);
   for (int i = 0; i < kRuns; ++i) ASSERT_OK(caller.run());
   caller.stream.synchronize();
-  {
-    std::unique_lock lock(logged_mutex);
-    EXPECT_TRUE(
-        logged_changed.wait_for(lock, std::chrono::seconds(60), [] { return !logged.empty(); }));
-    log_blocks = false;
-  }
-  logged_changed.notify_all();
+  EXPECT_TRUE(log.has_line());
+  log.unblock();
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (counts_of(*layer).failed < kSampleSlots && std::chrono::steady_clock::now() < until)
+  while (counts_of(*checked.layer).failed < kSampleSlots &&
+         std::chrono::steady_clock::now() < until)
     std::this_thread::yield();
-  const CheckCounts counts = counts_of(*layer);
+  const CheckCounts counts = counts_of(*checked.layer);
   EXPECT_EQ(counts.failed, kSampleSlots);
   EXPECT_EQ(counts.checked, kSampleSlots);
   EXPECT_EQ(counts.dropped, kRuns - kSampleSlots);
@@ -123,7 +110,6 @@ TEST_P(CudaCheck, ARunNeverWaitsAndTheNextOneFails) {
   caller.stream.synchronize();
   EXPECT_OK(caller.placed.fetch());
   EXPECT_EQ(caller.host.out, poison) << "nothing is enqueued";
-  set_log_callback(nullptr, nullptr);
 }
 
 // Many runs in two streams that take turns, with experts replaced in between. When a replacement is
@@ -135,7 +121,6 @@ TEST_P(CudaCheck, PassesCorrectRunsWhileExpertsAreReplaced) {
     SCOPED_TRACE(to_string(kind.activation_format));
     const TinyLayer tiny(kind, 7), other(kind, 8);
     const auto layer = open(backend(), tiny);
-    ASSERT_NE(layer, nullptr);
     Caller first(*layer, TinyBatch(kind, kCheckTokens, 3)),
         second(*layer, TinyBatch(kind, kCheckTokens, 4));
     const auto source = [&](int64_t expert, bool changed) {
@@ -180,7 +165,6 @@ TEST_P(CudaCheck, CountsEachRunOfTwoThreads) {
   constexpr int kRuns = 100;
   const TinyLayer tiny;
   const auto layer = open(backend(), tiny);
-  ASSERT_NE(layer, nullptr);
   Caller first(*layer, TinyBatch(tiny.options, kCheckTokens, 3)),
       second(*layer, TinyBatch(tiny.options, kCheckTokens, 4));
   const auto run_all = [](Caller& caller) {
@@ -214,7 +198,6 @@ TEST_P(CudaCheck, PassesTokensWhoseRowsCancel) {
     batch.weights[i] = expected.weights[i] = i % 2 == 0 ? 0.5f : -0.5f;
   }
   const auto layer = open(backend(), tiny);
-  ASSERT_NE(layer, nullptr);
   Caller caller(*layer, batch);
   for (int run = 0; run < 12; ++run) {
     ASSERT_OK(caller.run());
@@ -254,20 +237,19 @@ TEST_P(CudaCheckCases, Pass) {
 
 // The ids and weights are those that the run itself selects.
 TEST_P(CudaCheck, ReadsTheExpertsThatARunSelects) {
-  const TinyLayer tiny;
-  const auto layer = open(backend(), tiny);
-  ASSERT_NE(layer, nullptr);
-  Caller caller(*layer, TinyBatch(tiny.options, kCheckTokens));
-  std::vector<float> logits(static_cast<size_t>(kCheckTokens * tiny.options.num_experts));
+  CheckedLayer checked(backend());
+  Caller& caller = checked.caller;
+  const MoeOptions sizes = tiny_options();
+  std::vector<float> logits(static_cast<size_t>(kCheckTokens * sizes.num_experts));
   for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i * 7 % 11) / 4.0f;
   const OnDevice<float> device_logits(logits);
   SelectExperts call;
-  call.config.num_experts = tiny.options.num_experts;
-  call.config.top_k = tiny.options.top_k;
+  call.config.num_experts = sizes.num_experts;
+  call.config.top_k = sizes.top_k;
   call.tokens = kCheckTokens;
   call.logits = device_logits.data();
   call.logits_dtype = DType::kF32;
-  call.logits_stride = tiny.options.num_experts;
+  call.logits_stride = sizes.num_experts;
   Batch batch = caller.placed.batch();
   call.topk_ids = const_cast<void*>(batch.topk_ids);
   call.topk_weights = const_cast<float*>(batch.topk_weights);
@@ -275,11 +257,11 @@ TEST_P(CudaCheck, ReadsTheExpertsThatARunSelects) {
   batch.selection = &call;
   for (int run = 0; run < 12; ++run) {
     // Other ids until the run has written its own.
-    ASSERT_CUDA(cudaMemset(call.topk_ids, 0, kCheckTokens * tiny.options.top_k * sizeof(int32_t)));
+    ASSERT_CUDA(cudaMemset(call.topk_ids, 0, kCheckTokens * sizes.top_k * sizeof(int32_t)));
     ASSERT_OK(caller.run(batch));
     ASSERT_OK(caller.status());
   }
-  EXPECT_EQ(counts_of(*layer).checked, 12);
+  EXPECT_EQ(counts_of(*checked.layer).checked, 12);
 }
 
 TEST_P(CudaCheck, DumpsAreOfHosts) {

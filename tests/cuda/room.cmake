@@ -2,7 +2,8 @@
 # large shapes. tests/steps and tests/layer run the case table on them.
 target_link_libraries(test_cuda PRIVATE nvfp4_moe_cudart)
 target_link_options(test_cuda PRIVATE LINKER:--wrap=cudaMalloc,--wrap=cudaFree,--wrap=cudaMallocAsync,--wrap=cudaFreeAsync  # memory_test.cpp
-                    LINKER:--wrap=cudaStreamQuery,--wrap=cudaSetDevice)  # check_end_test.cpp
+                    LINKER:--wrap=cudaStreamQuery,--wrap=cudaSetDevice  # check_end_test.cpp
+                    LINKER:--wrap=cudaPointerGetAttributes)  # self_check_test.cpp
 add_dependencies(test_cuda fake_nccl)  # ranks_case.h; exchange/room.cmake makes it
 target_compile_definitions(test_cuda PRIVATE NVFP4_MOE_FAKE_NCCL="${PROJECT_BINARY_DIR}/tests/fake_nccl/libfake_nccl")
 find_package(Python3 REQUIRED COMPONENTS Interpreter)

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <chrono>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda/gemm/scheduler.h"
@@ -22,6 +24,25 @@
 #include "support/backends.h"
 #include "support/sizes.h"
 #include "support/support.h"
+
+namespace {
+// The call of cudaPointerGetAttributes that blocks while this is its number in its thread. From 0.
+std::atomic<int> blocked_call{-1};
+std::atomic<bool> has_blocked{false};
+}  // namespace
+
+// The linker redirects these calls of this executable to this file (room.cmake). Packing checks its
+// six arrays with them before it launches a kernel.
+extern "C" {
+cudaError_t __real_cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer);
+cudaError_t __wrap_cudaPointerGetAttributes(cudaPointerAttributes* attributes,
+                                            const void* pointer) {
+  thread_local int calls = 0;
+  const int call = calls++;
+  for (; blocked_call == call; std::this_thread::yield()) has_blocked = true;
+  return __real_cudaPointerGetAttributes(attributes, pointer);
+}
+}
 
 namespace nvfp4_moe::internal::test {
 namespace {
@@ -180,6 +201,30 @@ TEST_P(SelfCheck, AHangingKernelTimesOut) {
   EXPECT_EQ(outcome.difference,
             "it did not end within " + std::to_string(limit.count() / 2) + " ms");
   ends = 1;
+  ASSERT_CUDA(cudaDeviceSynchronize());
+}
+
+// A call that blocks in packing the first expert, as if CUDA loaded its kernels, names none. So the
+// time-out is not kept as a failure of the kernels.
+TEST_P(SelfCheck, ATimeoutBeforeTheFirstKernelNamesNone) {
+  const CheckScope scope = planted(Planted::kNothing);
+  // The second expert comes first, since a thread that has blocked in the first goes on to it.
+  for (const auto& [call, kernel] : {std::pair(6, "cuda: pack"), std::pair(0, "")}) {
+    std::chrono::milliseconds limit{500};
+    CheckOutcome outcome;
+    blocked_call = call;
+    has_blocked = false;
+    do {  // the limit may be over before that call: the emulator is slow
+      outcome = run_self_check(scope, device(), limit);
+      EXPECT_EQ(outcome.verdict, Verdict::kTimedOut);
+      limit *= 2;
+    } while (!(has_blocked && outcome.kernel == kernel) && limit < std::chrono::minutes(1));
+    blocked_call = -1;
+    EXPECT_TRUE(has_blocked);
+    EXPECT_EQ(outcome.kernel, kernel);
+    EXPECT_EQ(outcome.difference.find("CUDA may still load kernels") != std::string::npos,
+              outcome.kernel.empty());
+  }
   ASSERT_CUDA(cudaDeviceSynchronize());
 }
 

@@ -1,5 +1,5 @@
-// The batch of the layer in one launch (decode.cuh): its arguments, routing by each cta, and hidden
-// in shared memory.
+// The batch of a layer in one launch (decode.cuh): the kernel's arguments, the routing, which each
+// cta computes for itself, and hidden in shared memory.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -31,7 +31,9 @@ struct DecodePart {
   int32_t down_k_tiles;
   int32_t channels;   // I
   int32_t row_elems;  // elements of an intermediate row in global memory: I, rounded up to 32
-  uint16_t* rows;     // intermediate (T top_k, or T; row_elems) in the order of B fragments
+  // intermediate, (T top_k, row_elems), or (T, row_elems) of the shared expert; each row is in the
+  // order of B fragments
+  uint16_t* rows;
   const TensorScales* tensor_scales;  // (E)
   cuda::BiasTable gemm1_biases, down_biases;
 };
@@ -45,7 +47,7 @@ struct DecodeArgs {
   void* out;                    // (T, H)
   DType out_dtype;
   int32_t tokens, top_k, hidden_size, k_tiles;
-  // fp8: log2 of the warps that share a row of subtiles along K (decode_fp8.cuh)
+  // fp8: log2 of the number of warps that share a row of subtiles along K (decode_fp8.cuh)
   int32_t gate_up_k_shift, down_k_shift;
   int32_t partial_bytes;  // in shared memory: partials, and the values of down's rows
   cuda::Divider by_top_k, by_groups, by_ctas;
@@ -89,7 +91,7 @@ struct alignas(8) DecodeRouting {       // some members are accessed in pairs
   int32_t row_count;          // assignments with a row, without the shared expert's
   uint32_t tokens_with_rows;  // bit masks
   uint32_t nonfinite_tokens;
-  uint32_t nonfinite_of_warp[kDecodeWarps];  // as each warp that reads hidden finds them
+  uint32_t nonfinite_of_warp[kDecodeWarps];  // the bits that each warp has found in its hidden
   uint32_t bad_ids, nonfinite_weights;
 };
 
@@ -102,20 +104,21 @@ struct Bf16DecodeRouting : DecodeRouting {
 // With E4M3 activations.
 struct Fp8DecodeRouting : DecodeRouting {
   uint32_t magnitudes[kDecodeTokens];  // the largest of each row of hidden, as fp32 bits
-  unsigned saturated[kDecodeTokens], zeroed[kDecodeTokens];  // blocks of hidden, of cta 0
+  unsigned saturated[kDecodeTokens], zeroed[kDecodeTokens];  // blocks of hidden; only in cta 0
   float hidden_scales[kDecodeTokens];                        // NaN for a nonfinite token
-  // Rows of the intermediate are ranked by active expert, then by token.
-  int16_t first_rank[kDecodeActive + 1];                      // each active expert's
-  int16_t assignment_of[kDecodeAssignments + kDecodeTokens];  // by rank
-  float row_scales[kDecodeAssignments + kDecodeTokens];       // by assignment
+  // Rows of the intermediate are sorted by active expert, then by token. A row's rank is its place
+  // in that order.
+  int16_t first_rank[kDecodeActive + 1];                      // the first rank of an active expert
+  int16_t assignment_of[kDecodeAssignments + kDecodeTokens];  // the assignment at a rank
+  float row_scales[kDecodeAssignments + kDecodeTokens];       // the scale of an assignment's row
   uint32_t magnitude_of_warp[kDecodeWarps];
 };
 template <class Products>
 using DecodeRoutingOf =
     std::conditional_t<std::is_same_v<Products, Fp8Products>, Fp8DecodeRouting, Bf16DecodeRouting>;
 
-// Fills `to`, except for scales and nonfinite_tokens. Called by one warp, for up to 32 kPer
-// assignments. A lane has every 32nd one.
+// Routes up to 32 kPer assignments: fills `to`, except for scales and the nonfinite tokens. Called
+// by one warp. A lane has every 32nd assignment.
 template <int kPer>
 __device__ void route_decode(const DecodeArgs& args, DecodeRouting& to) {
   const auto lane = static_cast<int32_t>(threadIdx.x);
@@ -219,7 +222,7 @@ __device__ inline int32_t fragment_element(int32_t k) {
   return (k & ~31) + ((in & 7) >> 1) * 8 + (in >> 4) * 4 + ((in >> 3) & 1) * 2 + (in & 1);
 }
 
-// Eight elements of hidden, rounded to bf16. nonfinite: set if one of them is NaN or Inf before.
+// Eight elements of hidden, rounded to bf16. Sets nonfinite if one was NaN or Inf before rounding.
 template <DType kType>
 __device__ uint4 hidden_vector(const void* hidden, int64_t first, bool& nonfinite) {
   if constexpr (kType == DType::kBf16)
@@ -243,8 +246,8 @@ __device__ uint4 hidden_vector(const void* hidden, int64_t first, bool& nonfinit
 }
 
 // Rounds hidden to bf16 into `to` (T, row_bytes), in the order of B fragments, and returns the bit
-// mask of tokens of which this thread has read NaN or Inf. Called by `threads` threads. A thread
-// reads several tokens at once, since each read takes as long as all.
+// mask of the tokens in which this thread has read NaN or Inf. Called by `threads` threads. A
+// thread starts the reads of several tokens before it uses any, so that they overlap.
 template <DType kType>
 __device__ uint32_t read_hidden(const DecodeArgs& args, uint8_t* to, int32_t row_bytes,
                                 int32_t thread, int32_t threads) {

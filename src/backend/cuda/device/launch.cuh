@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "backend/cuda/device/check.h"
+#include "backend/cuda/device/device.h"
 #include "backend/cuda/steps/sizes.h"
 
 namespace nvfp4_moe::internal::cuda {
@@ -89,6 +90,14 @@ template <auto kKernel, class... Args>
 Status launch(const char* name, dim3 ctas, dim3 threads, int64_t shared_bytes, void* stream,
               const Args&... args) {
   return launch_as<kKernel>(false, name, ctas, threads, shared_bytes, stream, args...);
+}
+// launch, on a device that need not be the calling thread's current one. No shared memory.
+template <auto kKernel, class... Args>
+Status launch_on(int device, const char* name, dim3 ctas, dim3 threads, void* stream,
+                 const Args&... args) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  return launch<kKernel>(name, ctas, threads, 0, stream, args...);
 }
 
 }  // namespace nvfp4_moe::internal::cuda

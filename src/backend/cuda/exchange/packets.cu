@@ -9,8 +9,9 @@
 
 #include <algorithm>
 
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/exchange/packets.cuh"
-#include "backend/cuda/exchange/peers.h"
+#include "backend/cuda/exchange/packets.h"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/route.cuh"

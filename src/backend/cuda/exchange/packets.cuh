@@ -1,12 +1,10 @@
-// Shared by the kernels of a layer over ranks: launches, packet addresses, and copies by a CTA.
+// Shared by the kernels of a layer over ranks: packet addresses, and copies by a CTA.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-#include "backend/cuda/device/device.h"
-#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/steps/thread_group.cuh"
 #include "backend/device_exchange.h"
 
@@ -15,15 +13,6 @@ namespace nvfp4_moe::internal::cuda {
 inline constexpr int kPacketThreads = 128;  // per packet
 inline constexpr uint32_t kOverflowed = 1, kWrong = 2, kPeerIsLate = 4,
                           kLinkFailed = 8;  // reasons why a run's out is NaN
-
-// launch, on a device that need not be the calling thread's current one. No shared memory.
-template <auto kKernel, class... Args>
-Status launch_on(int device, const char* name, dim3 ctas, dim3 threads, void* stream,
-                 const Args&... args) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  return launch<kKernel>(name, ctas, threads, 0, stream, args...);
-}
 
 // Address of packet `packet`, counted over all messages. It is in the message to or from `rank`.
 __device__ inline std::byte* packet_at(const MessageLayout& layout, std::byte* messages,

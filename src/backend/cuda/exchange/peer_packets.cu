@@ -12,6 +12,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/exchange/awaited_rows.cuh"
 #include "backend/cuda/exchange/peer_packets.cuh"
 #include "backend/cuda/exchange/peers.h"

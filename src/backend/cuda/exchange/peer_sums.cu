@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/exchange/packets.cuh"
 #include "backend/cuda/exchange/peers.cuh"
 #include "backend/cuda/exchange/peers.h"

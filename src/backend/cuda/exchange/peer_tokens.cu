@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/exchange/peer_packets.cuh"
 #include "backend/cuda/exchange/peers.h"
 #include "backend/cuda/exchange/slots.cuh"

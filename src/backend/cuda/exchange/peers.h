@@ -1,4 +1,4 @@
-// The functions of DevicePeers and DevicePackets that are not in the file of their table.
+// The functions of DevicePeers that are not in the file of their table (peers.cpp).
 #pragma once
 
 #include "backend/device_peers.h"
@@ -12,9 +12,5 @@ Status push_packets(int device, const PushPackets& call, void* stream);
 Status push_rows(const StepContext& source, const PushRows& call);
 Status sum_small(int device, const PeerSum& call, void* stream);
 Status sum_large(int device, const PeerSum& call, void* stream);
-
-Status unpack_packets(const StepContext& expert, const LayerSteps& steps,
-                      const UnpackPackets& call);
-Status pack_rows(int device, const PackRows& call, void* stream);
 
 }  // namespace nvfp4_moe::internal::cuda

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/mapped_host.h"
 #include "backend/cuda/device/outside_captures.h"
 #include "backend/cuda/exchange/packets.cuh"

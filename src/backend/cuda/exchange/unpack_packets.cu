@@ -7,10 +7,12 @@
 // limit.
 #include <cuda_runtime.h>
 
+#include "backend/cuda/device/device.h"
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/exchange/awaited_rows.cuh"
 #include "backend/cuda/exchange/packets.cuh"
+#include "backend/cuda/exchange/packets.h"
 #include "backend/cuda/exchange/peers.cuh"
-#include "backend/cuda/exchange/peers.h"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/quantize.cuh"

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "backend/layer_steps.h"
 #include "core/float_formats.h"

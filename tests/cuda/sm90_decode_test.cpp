@@ -227,7 +227,7 @@ TEST_F(Sm90Decode, EveryNumberOfTokens) {
       expect_layer(decode_case(16, 8, std::min<int64_t>(2048, 12 * channels), 768, tokens));
   }
 }
-// One token of 8192 channels is more than a cta's threads keep in registers.
+// A token of 8192 channels has more elements than a cta keeps in registers.
 TEST_F(Sm90Fp8Decode, EveryNumberOfTokens) {
   const int64_t channels = 16 * must(device_facts("cuda:0"))->compute_units;
   for (const int64_t tokens : {1, 2}) {

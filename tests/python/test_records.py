@@ -47,10 +47,11 @@ TABLES = [
     ("| | T = 1 | T = 64 | T = 512 |", 0, 4, "cpu-layers-16-threads-4dd05ff"),
     ("| | amx | avx512bf16 |", 0, 5, "cpu-instruction-sets-2-cores-55097bc"),
     ("| us: one launch / a launch per step |", 0, 5, "hopper-few-tokens-h200-ae8b8f1"),
-    ("| us under W4A8: one launch / a launch per step |", 0, 3, "hopper-few-tokens-fp8-h200-3e9abc9"),
+    ("| us under W4A8: one launch / a launch per step |", 0, 3, "hopper-few-tokens-fp8-h200-507f388"),
     ("| us on an H100: one launch / a launch per step |", 0, 5, "hopper-few-tokens-h100-b8c4e90"),
     ("| tokens | one rank | own experts |", 0, 9, "exchange-2h200-39f28d9"),
     ("| tokens | routing | busiest rank over even |", 0, 8, "exchange-2h200-39f28d9"),
+    ("| | this library | Triton experts |", 0, 3, "vllm-serve-gpt-oss-h200-507f388"),
     ("| | this library | Marlin, in SGLang |", 0, 3, "sglang-serve-h200-8c72429"),
     ("| | this library | bf16 `grouped_mm` |", 0, 3, "transformers-h200-781823d"),
 ]

@@ -16,7 +16,9 @@ memory in use are measured too; every server gets the same KV cache.
 tokens: greedy tokens against the twin's. The twin's text is also given to each server as a prompt, which shows every
 log-probability after the same text. A token may differ only if the twin holds both within --tie, and the error of the
 log-probabilities is at most --rms: exit status 1 if not. Ties of a router, decided the other way, are part of that
-error. The twin in other modes shows what bfloat16 can hold.
+error. The twin in other modes shows what bfloat16 can hold. With --routes servers report the experts that they select,
+and a position is compared only if all its layers select the twin's. So a tie of a router does not count as an error;
+but if more than half of the positions have other experts, the run is not right. vLLM selects the experts then.
 
 --backends: nvfp4_moe,humming,marlin by default. nvfp4_moe_fp8 and nvfp4_moe_nvfp4 are this library with
 NVFP4_MOE_ACTIVATIONS set, and triton is vLLM's own choice for gpt-oss. A record takes more backends later on.
@@ -162,14 +164,23 @@ def _rounded(value: Any) -> Any:
 
 
 def compare(twin: dict[str, Any], run: dict[str, Any], tie: float, rms: float) -> dict[str, Any]:
-    """Compares a run of a server with the twin's. Both: {"tokens": by prompt, "steps": by prompt and position}.
+    """Compares a run of a server with the twin's.
 
-    A difference is (twin's log-probability of its own token) - (twin's of the other one). A token that the twin does
-    not list is below all that it lists.
+    Both: {"tokens": by prompt, "steps": by prompt and position, "routes": likewise, or None}. A difference is (twin's
+    log-probability of its own token) - (twin's of the other one). A token that the twin does not list is below all that
+    it lists. Positions with other routes are counted and not compared.
     """
     margins, errors, same, first_differences = [], [], 0, []
-    for text, expected, steps in zip(twin["texts"], twin["steps"], run["steps"], strict=True):
-        for token, exact, said in zip(text[1:], expected, steps, strict=True):
+    routed = bool(twin["routes"])
+    to_compare = [
+        [not routed or twin["routes"][at][i] == run["routes"][at][i] for i in range(len(steps))]
+        for at, steps in enumerate(twin["steps"])
+    ]
+    others = sum(not one for prompt in to_compare for one in prompt)
+    for text, expected, steps, mask in zip(twin["texts"], twin["steps"], run["steps"], to_compare, strict=True):
+        for token, exact, said, is_compared in zip(text[1:], expected, steps, mask, strict=True):
+            if not is_compared:
+                continue
             errors.append(said[token] - exact[token])
             best, other = max(exact, key=exact.__getitem__), max(said, key=said.__getitem__)
             if best != other:
@@ -177,31 +188,36 @@ def compare(twin: dict[str, Any], run: dict[str, Any], tie: float, rms: float) -
     for at, (expected, said) in enumerate(zip(twin["tokens"], run["tokens"], strict=True)):
         length = next((i for i, pair in enumerate(zip(expected, said, strict=True)) if len(set(pair)) > 1), len(said))
         same += length
-        if length < len(said):
-            step = twin["steps"][at][len(twin["texts"][at]) - len(expected) - 1 + length]
+        position = len(twin["texts"][at]) - len(expected) - 1 + length
+        if length < len(said) and to_compare[at][position]:
+            step = twin["steps"][at][position]
             first_differences.append(step[expected[length]] - step.get(said[length], min(step.values())))
     worst = max((*margins, *first_differences), default=0.0)
-    rms_error = (sum(error**2 for error in errors) / len(errors)) ** 0.5
+    rms_error = (sum(error**2 for error in errors) / max(len(errors), 1)) ** 0.5
     return {
         "positions": len(errors),
-        "largest_error": round(max(map(abs, errors)), 5),
+        **({"positions_of_other_experts": others} if routed else {}),
+        "largest_error": round(max(map(abs, errors), default=0.0), 5),
         "rms_error": round(rms_error, 5),
         "others_likeliest": len(margins),
         "greedy_tokens": sum(map(len, run["tokens"])),
         "greedy_the_same_until_the_first_other": same,
         "largest_margin_of_an_other": round(worst, 5),
-        "right": worst <= tie and rms_error <= rms,
+        "right": worst <= tie and rms_error <= rms and others <= len(errors),
     }
 
 
 def measure_tokens(asked: argparse.Namespace, deadline: Deadline) -> int:
     options = [*asked.engine.options(asked.model, 512, 8, 512, asked.kv_cache_gib), *asked.options]
+    if asked.routes:
+        options += asked.engine.routes_options
     setup = {
         "tie": asked.tie,
         "rms": asked.rms,
         "prompts": asked.prompts,
         "tokens": asked.tokens,
         "twin": asked.twin.name,
+        **({"routes": True} if asked.routes else {}),
     }
     record = Record(
         asked, f"tokens of {asked.engine.what} against the twin's", **setup, command=f"{asked.engine.script} tokens"
@@ -217,7 +233,12 @@ def measure_tokens(asked: argparse.Namespace, deadline: Deadline) -> int:
         with asked.engine(asked.program, model, backend, options + asked.engine.modes[mode], log, deadline) as server:
             tokens = [server.greedy(prompt, asked.tokens) for prompt in prompts]
             texts = texts or [prompt + more for prompt, more in zip(prompts, tokens, strict=True)]
-            result = {"texts": texts, "tokens": tokens, "steps": [server.forced(text) for text in texts]}
+            forced = [server.forced(text) for text in texts]
+            result = {"texts": texts, "tokens": tokens, "steps": [steps for steps, _ in forced], "routes": None}
+            if asked.routes:
+                result["routes"] = [routes for _, routes in forced]
+                if None in result["routes"]:
+                    raise server.failed("expected the selected experts of every prompt, got none")
             record.add_server(server, backend=backend, mode=mode)
         return result
 
@@ -263,6 +284,9 @@ def parsed(engine: type[Server] = Server) -> argparse.Namespace:
     speed.add_argument("--waves", type=int, default=1, help="prompts of a cell: that many times the concurrency")
     speed.add_argument("--least-prompts", type=int, default=4)
     tokens.add_argument("--modes", type=lambda text: text.split(","), default=list(engine.modes))
+    if engine.routes_options:
+        tokens.add_argument("--routes", action="store_true", help="compare only positions with the twin's experts")
+    parser.set_defaults(routes=False)
     tokens.add_argument("--prompts", type=int, default=8)
     tokens.add_argument("--tokens", type=int, default=32)
     tokens.add_argument("--tie", type=float, default=0.5, help="the largest difference at which tokens may differ")

@@ -28,6 +28,7 @@ class Server(vllm_server.Server):
     program = (sys.executable, "-m", "sglang.launch_server")
     backends, known = ("nvfp4_moe", "marlin"), (*OURS, "marlin")
     modes = {"graphs": [], "eager": ["--disable-cuda-graph"]}
+    routes_options = ()
     log_lines = re.compile(r"Load weight end|Capture.*end|KV Cache is allocated|max_total_num_tokens|nvfp4_moe|packed ")
 
     @staticmethod
@@ -61,10 +62,10 @@ class Server(vllm_server.Server):
         said: list[int] = self.generate(prompt, tokens)["output_ids"]
         return said
 
-    def forced(self, text: list[int]) -> list[dict[int, float]]:
+    def forced(self, text: list[int]) -> tuple[list[dict[int, float]], None]:
         said = self.generate(text, 1, return_logprob=True, logprob_start_len=0, top_logprobs_num=5)["meta_info"]
         steps = zip(said["input_token_logprobs"], said["input_top_logprobs"], strict=True)
-        return [{token: value for value, token, *_ in (own, *top)} for own, top in list(steps)[1:]]
+        return [{token: value for value, token, *_ in (own, *top)} for own, top in list(steps)[1:]], None
 
     def bench(self, model: Path, cell: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """Runs SGLang's client in this process, which saves its imports for each cell.

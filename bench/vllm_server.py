@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import os
 import signal
@@ -18,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 import measure_vllm
+import numpy
 
 BACKENDS = ("nvfp4_moe", "humming", "marlin")
 # This library's backends, and what NVFP4_MOE_ACTIVATIONS is for them. None: what the environment has.
@@ -49,6 +52,16 @@ class Deadline:
         return self.left()
 
 
+Route = list[list[int]]  # of a token: each layer's selected experts, in ascending order
+
+
+def routes_of(npy: bytes) -> list[Route]:
+    """Returns each token's route. npy: a file of (tokens, layers, top_k) expert ids; a layer without experts has 0."""
+    ids = numpy.load(io.BytesIO(npy), allow_pickle=False)
+    routes: list[Route] = numpy.sort(ids, axis=-1).tolist()
+    return routes
+
+
 class Server:
     """`vllm serve` in a process group of its own, on a free port of the loopback interface.
 
@@ -63,6 +76,8 @@ class Server:
         "graphs": [], "compiled": ["-cc.cudagraph_mode=NONE"], "eager": ["--enforce-eager"],
     }  # fmt: skip
     log_lines = measure_vllm.LOG_LINES
+    # For a server that reports the selected experts, which vLLM keeps with cached prefixes.
+    routes_options = ("--enable-return-routed-experts", "--enable-prefix-caching")
 
     @staticmethod
     def versions() -> dict[str, str]:
@@ -152,10 +167,18 @@ class Server:
         said: list[int] = self.ask(prompt=prompt, max_tokens=tokens, ignore_eos=True)["token_ids"]
         return said
 
-    def forced(self, text: list[int]) -> list[dict[int, float]]:
-        """Returns {token: log-probability} of each position but the first: the likeliest five tokens and the text's."""
-        steps = self.ask(prompt=text, max_tokens=1, prompt_logprobs=5)["prompt_logprobs"][1:]
-        return [{int(token): value["logprob"] for token, value in step.items()} for step in steps]
+    def forced(self, text: list[int]) -> tuple[list[dict[int, float]], list[Route] | None]:
+        """Returns what the server makes of a text: log-probabilities and routes, of each position but the last.
+
+        {token: log-probability} of the next token: the likeliest five and the text's own. Routes are None unless the
+        server has routes_options.
+        """
+        answer = self.ask(prompt=text, max_tokens=1, prompt_logprobs=5)
+        steps = [
+            {int(token): value["logprob"] for token, value in step.items()} for step in answer["prompt_logprobs"][1:]
+        ]
+        routes = answer.get("routed_experts")
+        return steps, routes and routes_of(base64.b64decode(routes))[: len(steps)]
 
     def bench(self, model: Path, cell: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """Runs `vllm bench serve` in this process, which saves its imports for each cell."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from types import SimpleNamespace
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,6 +17,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 import make_serving_model  # noqa: E402
 import measure_vllm  # noqa: E402
 import measure_vllm_serve as measure  # noqa: E402
+import vllm_server  # noqa: E402
 
 TINY = {
     "layers": 2, "experts": 4, "top_k": 2, "hidden": 64, "intermediate": 32, "heads": 2, "kv_heads": 1,
@@ -142,9 +145,9 @@ def test_a_record_of_another_commit_is_refused(record):
         record("def")
 
 
-def run(*steps, text=(1, 2, 3, 4), tokens=(3, 4)):
-    """A run over one prompt (1, 2): steps are those of positions 1 to 3."""
-    return {"texts": [list(text)], "tokens": [list(tokens)], "steps": [list(steps)]}
+def run(*steps, text=(1, 2, 3, 4), tokens=(3, 4), routes=None):
+    """A run over one prompt (1, 2): steps are those of positions 1 to 3, and routes may be."""
+    return {"texts": [list(text)], "tokens": [list(tokens)], "steps": [list(steps)], "routes": routes and [routes]}
 
 
 TWIN = run({2: -1.0, 9: -2.0}, {3: -1.0, 8: -1.1}, {4: -0.5, 7: -3.0})
@@ -166,6 +169,34 @@ def test_tokens_may_differ_only_at_ties(other, right, others):
     assert compared["positions"] == 3 and compared["greedy_tokens"] == 2
 
 
+STEPS = ({2: -1.0, 9: -2.0}, {3: -1.0, 8: -1.1}, {4: -0.5, 7: -3.0})
+FAR = ({2: -1.0, 9: -2.0}, {3: -9.0, 7: -0.5}, {4: -0.5, 7: -3.0})  # the second position differs
+ROUTES = [[[0, 1], [2, 3]]] * 3
+
+
+@pytest.mark.parametrize(
+    ("routes", "right", "positions"),
+    [
+        (ROUTES, False, 3),
+        ([ROUTES[0], [[0, 1], [2, 5]], ROUTES[0]], True, 2),  # a tie of the second layer's router
+        ([ROUTES[0], ROUTES[0], [[0, 1], [2, 5]]], False, 2),  # elsewhere
+        ([[[4, 5], [2, 3]], [[0, 1], [2, 5]], ROUTES[0]], False, 1),  # too many others
+        ([[[4, 5], [6, 7]]] * 3, False, 0),
+    ],
+)
+def test_positions_of_other_experts_are_counted_and_not_compared(routes, right, positions):
+    twin = run(*STEPS, routes=ROUTES)
+    compared = measure.compare(twin, run(*FAR, tokens=(7, 4), routes=routes), tie=0.25, rms=0.15)
+    assert compared["right"] is right
+    assert compared["positions"] == positions and compared["positions_of_other_experts"] == 3 - positions
+
+
+def test_routes_are_read_in_ascending_order():
+    file = io.BytesIO()
+    numpy.save(file, numpy.array([[[3, 1], [0, 0]], [[2, 7], [0, 0]]], numpy.uint8))
+    assert vllm_server.routes_of(file.getvalue()) == [[[1, 3], [0, 0]], [[2, 7], [0, 0]]]
+
+
 def test_a_record_without_time_left_is_left_for_the_next_command(monkeypatch, tmp_path, record):
     given = asked(tmp_path, "--limit-s", "1")  # less than --start-s
     monkeypatch.setattr(measure, "parsed", lambda engine: given)
@@ -174,7 +205,7 @@ def test_a_record_without_time_left_is_left_for_the_next_command(monkeypatch, tm
 
 
 FAKE = """
-import http.server, os, sys
+import base64, http.server, io, json, os, sys
 assert sys.argv[1] == "serve" and sys.argv[sys.argv.index("--host") + 1] == "127.0.0.1"
 print("mode", os.environ["NVFP4_MOE_MODE"], os.environ.get("NVFP4_MOE_ACTIVATIONS"), *sys.argv, flush=True)
 if "refuse" in sys.argv:
@@ -183,6 +214,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "answer" not in sys.argv:
+            return
+        answer = {"token_ids": asked["max_tokens"] * [7]}
+        if "prompt_logprobs" in asked:
+            answer["prompt_logprobs"] = [None, *({str(token): {"logprob": -1.0}} for token in asked["prompt"][1:])]
+            if "--enable-return-routed-experts" in sys.argv:
+                import numpy
+                file = io.BytesIO()
+                numpy.save(file, numpy.full((len(asked["prompt"]), 2, 2), "--moe-backend" in sys.argv, numpy.uint8))
+                answer["routed_experts"] = base64.b64encode(file.getvalue()).decode()
+        self.do_GET()
+        self.wfile.write(json.dumps({"choices": [answer]}).encode())
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
 """
 
@@ -219,3 +264,33 @@ def test_a_backend_that_does_not_start_is_recorded_and_the_others_are_tried(tmp_
     servers = json.loads(given.out.read_text())["servers"]
     assert [server["backend"] for server in servers] == ["humming", "marlin"]
     assert all(server["failed"][-1] == "RuntimeError: no kernel" for server in servers)
+
+
+def asked_tokens(tmp_path, *words):
+    given = ["tokens", str(tmp_path), "twin", str(tmp_path / "out.json"), "--commit", "abc", "--modes", "eager"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["measure_vllm_serve.py", *given, *words, "--", "answer"])
+        asked = measure.parsed()
+    asked.program = [sys.executable, "-c", FAKE]
+    return asked
+
+
+@pytest.mark.parametrize(("options", "right"), [([], [True, True]), (["--routes"], [True, False])])
+def test_routes_of_servers_are_compared(tmp_path, record, options, right):
+    """The fake server of a stock backend selects other experts than the twin, with the same log-probabilities."""
+    (tmp_path / "config.json").write_text('{"vocab_size": 64}')
+    given = asked_tokens(tmp_path, "--backends", "nvfp4_moe,marlin", *options)
+    assert measure.measure_tokens(given, measure.Deadline(None)) == (0 if all(right) else 1)
+    result = json.loads(given.out.read_text())
+    assert [cell["right"] for cell in result["cells"]] == right
+    positions = 8 * (24 + 32 - 1)
+    assert [cell["positions"] for cell in result["cells"]] == [positions if one else 0 for one in right]
+    if options:
+        assert [cell["positions_of_other_experts"] for cell in result["cells"]] == [0, positions]
+
+
+def test_a_server_that_reports_no_routes_has_failed(tmp_path, monkeypatch, record):
+    (tmp_path / "config.json").write_text('{"vocab_size": 64}')
+    monkeypatch.setattr(measure.Server, "routes_options", ("--unknown",))
+    with pytest.raises(measure.ServerFailed, match="expected the selected experts of every prompt, got none"):
+        measure.measure_tokens(asked_tokens(tmp_path, "--routes"), measure.Deadline(None))

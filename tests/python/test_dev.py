@@ -235,3 +235,19 @@ def test_attack_and_test_run_and_record_what_they_should(tested):
         assert all(words in ran for words in expected) and ("--record" in ran) == record, ran
     _, ran, _ = tested("ptxemu", FAILS="nothing")
     assert ran.startswith("-S ptxemu -B build/ptxemu -G Ninja ") and "python -m pytest -q ptxemu/trial" in ran
+
+
+def test_programs_for_aarch64_are_built_if_asked_for_and_then_kept_up_to_date(tested):
+    for tool in ("aarch64-linux-gnu-g++", "qemu-aarch64"):
+        tested.stand_in(tool, "#!/bin/sh\n")
+    tested.stand_in("uname", "#!/bin/sh\necho x86_64\n")
+
+    def built(*options: str) -> bool:
+        return "--build --preset aarch64 " in tested("test", *options, FAILS="nothing")[1]
+
+    assert [built(*options) for options in ([], ["Fork"], ["--other-cpu"], ["--long"])] == [False, False, True, True]
+    (tested.folder / "build/aarch64").mkdir()
+    assert built() and not built("Fork")
+    shutil.rmtree(tested.folder / "build/aarch64")
+    tested.stand_in("ctest", "#!/bin/sh\necho '  Test #1: other_cpu/neoverse-n1/cpu'\n")
+    assert built("other_cpu") and not built()

@@ -251,3 +251,13 @@ def test_programs_for_aarch64_are_built_if_asked_for_and_then_kept_up_to_date(te
     shutil.rmtree(tested.folder / "build/aarch64")
     tested.stand_in("ctest", "#!/bin/sh\necho '  Test #1: other_cpu/neoverse-n1/cpu'\n")
     assert built("other_cpu") and not built()
+
+
+def test_the_emulator_is_built_before_what_links_with_it(tested):
+    tested.stand_in("uname", "#!/bin/sh\necho x86_64\n")
+    tested.stand_in("cmake", CMAKE.replace("-S) ", "-S) sleep 0.5; "))
+    _, ran, _ = tested("test", FAILS="nothing")
+    assert ran.index("--build build/ptxemu ") < ran.index("--build --preset cpu ")
+    tested.stand_in("cmake", CMAKE.replace("-S) ", "-S) exit 1; "))
+    code, ran, _ = tested("test", FAILS="nothing")
+    assert code == 1 and "--build --preset cpu " not in ran and not calls(ran, "ctest")

@@ -261,3 +261,14 @@ def test_the_emulator_is_built_before_what_links_with_it(tested):
     tested.stand_in("cmake", CMAKE.replace("-S) ", "-S) exit 1; "))
     code, ran, _ = tested("test", FAILS="nothing")
     assert code == 1 and "--build --preset cpu " not in ran and not calls(ran, "ctest")
+
+
+def test_wheels_are_tested_if_asked_for_and_by_ci(tested):
+    logs = '#!/bin/sh\necho "without wheels: $NVFP4_MOE_NO_WHEELS; $*" >>"$DEV_LOG"\n'
+    tested.stand_in("../.venv/bin/python", logs)
+
+    def left_out(*options: str) -> bool:
+        return "without wheels: 1; -m pytest" in tested("test", *options)[1]
+
+    assert [left_out(*options) for options in ([], ["--wheels"], ["--long"], ["Fork"])] == [True, False, False, False]
+    assert "test --other-cpu --wheels\n" in (ROOT / ".ci/run").read_text()

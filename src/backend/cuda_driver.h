@@ -12,10 +12,11 @@ struct CudaVersions {
   int driver = 0;   // the newest that the driver supports; 0 if there is no driver
 };
 
-// Asks CUDA's run time and the driver, without initializing a device. Only in builds with CUDA.
+// Asks CUDA's run time and the driver, without initializing a device. Zeros in a build without
+// CUDA.
 CudaVersions cuda_versions();
 
-// Identifies the sources of the CUDA kernels and the compiler. Only in builds with CUDA.
+// Identifies the sources of the CUDA kernels and the compiler. Empty in a build without CUDA.
 const char* cuda_kernels_id();
 
 inline std::string cuda_version_text(int version) {

@@ -132,17 +132,16 @@ NvidiaSystem read_nvidia_system(const std::string& root) {
 
 std::string driver_text() {
   std::string text = read_nvidia_system().driver;
-#ifdef NVFP4_MOE_WITH_CUDA
-  text += (text.empty() ? "CUDA " : ", CUDA ") + cuda_version_text(cuda_versions().driver);
-#endif
+  const CudaVersions cuda = cuda_versions();
+  if (cuda.runtime != 0)
+    text += (text.empty() ? "CUDA " : ", CUDA ") + cuda_version_text(cuda.driver);
   return text;
 }
 
 std::string library_text() {
   std::string text = NVFP4_MOE_VERSION;
-#ifdef NVFP4_MOE_WITH_CUDA
-  text += ", CUDA " + cuda_version_text(cuda_versions().runtime) + ", kernels " + cuda_kernels_id();
-#endif
+  if (const int runtime = cuda_versions().runtime; runtime != 0)
+    text += ", CUDA " + cuda_version_text(runtime) + ", kernels " + cuda_kernels_id();
   return text;
 }
 
@@ -165,9 +164,7 @@ Result<Readiness> read_readiness(const std::string& forced) {
   options.intermediate_size = 128;
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
   Readiness readiness;
-#ifdef NVFP4_MOE_WITH_CUDA
   readiness.cuda = cuda_versions();
-#endif
   readiness.system = read_nvidia_system();
   readiness.devices.push_back(backends_of(config, "cpu", host_facts(), forced));
   for (int index = 0;; ++index) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/cuda_driver.h"
 #include "moe/layer.h"
 
 namespace nvfp4_moe::internal {
@@ -133,6 +134,11 @@ const DevicePackets* device_packets(DeviceKind kind) { return tables_of(kind).pa
 const DeviceReplacement* device_replacement(DeviceKind kind) { return tables_of(kind).replacement; }
 const DeviceSampling* device_sampling(DeviceKind kind) { return tables_of(kind).sampling; }
 const DeviceStreams* device_streams(DeviceKind kind) { return tables_of(kind).streams; }
+
+#ifndef NVFP4_MOE_WITH_CUDA
+CudaVersions cuda_versions() { return {}; }
+const char* cuda_kernels_id() { return ""; }
+#endif
 
 std::optional<int> gpu_index(const std::string& device) {
   const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5)

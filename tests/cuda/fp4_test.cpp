@@ -26,7 +26,7 @@ namespace nvfp4_moe::internal::test {
 namespace {
 
 // A backend's properties for these tests; each backend has its own type of configuration.
-struct Architecture {
+struct BlackwellBackend {
   const Backend* backend;
   int (*routed)(const MoeConfig& config, const ExpertRange& range, int64_t tokens);
   // Whether a GEMM's narrowest configuration (index 0), with one tile of rows, is cut along K into
@@ -43,7 +43,7 @@ struct Architecture {
         true, room::min_saved_k_blocks(narrow), room::max_splits(narrow));                      \
     return cuda::Schedule(params, 1).split_k_blocks > 0;                                        \
   }
-Architecture architecture(int index) {
+BlackwellBackend architecture(int index) {
   if (index == 0) return {&kSm100Backend, sm100::routed_config, NVFP4_MOE_SPLITS(sm100)};
   return {&kSm120Backend, sm120::routed_config, NVFP4_MOE_SPLITS(sm120)};
 }
@@ -51,7 +51,7 @@ Architecture architecture(int index) {
 
 class Fp4Layer : public testing::TestWithParam<int> {
  protected:
-  Architecture of_ = architecture(GetParam());
+  BlackwellBackend of_ = architecture(GetParam());
   void SetUp() override {
     const std::string reason = why_not_here(*of_.backend);
     if (!reason.empty()) GTEST_SKIP() << of_.backend->name << ": " << reason;

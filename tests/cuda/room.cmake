@@ -14,7 +14,6 @@ add_test(NAME cuda/ptxas COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/too
                                  ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm100_objects.dir
                                  ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm120_objects.dir)
 set_tests_properties(cuda/ptxas PROPERTIES LABELS cuda)
-set_target_properties(test_cuda PROPERTIES UNITY_BUILD_BATCH_SIZE 6)
 # Faults for self_check_test.cpp.
 add_library(planted_kernels OBJECT ${CMAKE_CURRENT_LIST_DIR}/planted_kernels.cu)
 target_include_directories(planted_kernels PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})

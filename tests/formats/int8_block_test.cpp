@@ -15,13 +15,14 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-struct Quantized {
+struct QuantizedRow {
   std::vector<int8_t> codes;
   std::vector<float> scales;
   QuantizeCounts counts;
   bool finite = false;
 
-  explicit Quantized(const std::vector<float>& x) : codes(x.size(), 99), scales(x.size() / 16, -1) {
+  explicit QuantizedRow(const std::vector<float>& x)
+      : codes(x.size(), 99), scales(x.size() / 16, -1) {
     finite = quantize_row_int8_block(x, codes.data(), scales.data(), counts);
   }
 };
@@ -51,7 +52,7 @@ TEST(Int8Block, IsTheContractsDefinition) {
   for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32}) {
     for (uint64_t seed = 0; seed < 60; ++seed) {
       const std::vector<float> x = row_of(dtype, seed);
-      const Quantized q(x);
+      const QuantizedRow q(x);
       const OracleRow oracle = oracle_quantize_int8({x.begin(), x.end()});
       ASSERT_TRUE(q.finite);
       for (size_t i = 0; i < x.size(); ++i)
@@ -70,7 +71,7 @@ TEST(Int8Block, TiesGoToTheEvenCodeAndTinyBlocksHaveTheLeastScale) {
   const float values[] = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 62.5f, -63.5f};
   const int codes[] = {0, 2, 2, 0, -2, 62, -64};
   std::copy(std::begin(values), std::end(values), ties.begin() + 1);
-  const Quantized of_ties(ties);
+  const QuantizedRow of_ties(ties);
   EXPECT_EQ(of_ties.scales[0], 1.0f);
   for (size_t i = 0; i < 7; ++i) EXPECT_EQ(of_ties.codes[1 + i], codes[i]) << values[i];
 
@@ -78,7 +79,7 @@ TEST(Int8Block, TiesGoToTheEvenCodeAndTinyBlocksHaveTheLeastScale) {
   tiny[17] = 0x1p-117f;  // half a step: a tie, to 0
   tiny[33] = -std::numeric_limits<float>::denorm_min();
   tiny[34] = 3 * kInt8BlockMinScale;
-  const Quantized q(tiny);
+  const QuantizedRow q(tiny);
   for (const float scale : q.scales) EXPECT_EQ(scale, kInt8BlockMinScale);
   for (size_t i = 0; i < 48; ++i) EXPECT_EQ(q.codes[i], i == 34 ? 3 : 0);
   EXPECT_EQ(q.counts.zero_scales, 1u);  // the second block; the first is zero
@@ -91,7 +92,7 @@ TEST(Int8Block, ARowWithNanOrInfIsNanThroughout) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), kInf, -kInf}) {
     std::vector<float> x(32, 1.0f);
     x[20] = bad;
-    const Quantized q(x);
+    const QuantizedRow q(x);
     EXPECT_FALSE(q.finite);
     EXPECT_EQ(q.codes, std::vector<int8_t>(32, 0));
     for (const float scale : q.scales) EXPECT_TRUE(std::isnan(scale));

@@ -22,4 +22,5 @@ if(EXISTS ${CUTLASS_DIR}/include/cutlass/version.h AND NVFP4_MOE_CUDA_FP4_DIR)
                                                               ${NVFP4_MOE_CUDA_FP4_DIR}/cccl)
   target_compile_options(test_formats_cute PRIVATE -Wno-conversion)
 endif()
-set_target_properties(test_formats PROPERTIES UNITY_BUILD OFF)
+# Has constants with the names of quantize_weights_test.cpp's.
+set_source_files_properties(formats/quantize_exact_test.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)

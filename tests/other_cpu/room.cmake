@@ -1,6 +1,6 @@
 # Runs the rooms with CPU kernels on emulated processors. qemu-user emulates an x86-64 without AVX (x86-64-v2), one with AVX2
 # only, an aarch64 with dot products, and one without. The aarch64 tests come from the folder build/aarch64 (cmake --preset
-# aarch64), which ./dev test builds if it can.
+# aarch64), which ./dev test --other-cpu builds if it can.
 # They are in the second tier, because an emulated room takes minutes, except for aarch64's kernels, which no other test runs.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 
@@ -19,7 +19,7 @@ set(exclude "*/reference:*ReferenceAgainstContract*:*Properties.*:*Int8BlockRefe
 # add_other_cpu(NAME LABEL option...): runs run_room.py on a program, under its room's name in ctest.
 function(add_other_cpu name label)
   add_test(NAME other_cpu/${name} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/other_cpu/run_room.py ${ARGN})
-  set_tests_properties(other_cpu/${name} PROPERTIES LABELS ${label} SKIP_RETURN_CODE 77 TIMEOUT 1800)
+  set_tests_properties(other_cpu/${name} PROPERTIES LABELS ${label} COST 60 SKIP_RETURN_CODE 77 TIMEOUT 1800)
 endfunction()
 
 # --runs: the instruction sets of src/backend/cpu that the rooms must run on the model, best first. They must skip all others.

@@ -112,7 +112,7 @@ def main():
     args = parser.parse_args()
     qemu, reason = emulator(args.of, args.cpu)
     if qemu and not pathlib.Path(args.executable).exists():
-        qemu, reason = None, f"{args.executable} is not built (Debian: g++-aarch64-linux-gnu; cmake --preset aarch64)"
+        qemu, reason = None, f"{args.executable} is not built (./dev test --other-cpu; Debian: g++-aarch64-linux-gnu)"
     if not qemu:
         print(f"skipped: {reason}")
         return SKIPPED

@@ -235,3 +235,40 @@ def test_attack_and_test_run_and_record_what_they_should(tested):
         assert all(words in ran for words in expected) and ("--record" in ran) == record, ran
     _, ran, _ = tested("ptxemu", FAILS="nothing")
     assert ran.startswith("-S ptxemu -B build/ptxemu -G Ninja ") and "python -m pytest -q ptxemu/trial" in ran
+
+
+def test_programs_for_aarch64_are_built_if_asked_for_and_then_kept_up_to_date(tested):
+    for tool in ("aarch64-linux-gnu-g++", "qemu-aarch64"):
+        tested.stand_in(tool, "#!/bin/sh\n")
+    tested.stand_in("uname", "#!/bin/sh\necho x86_64\n")
+
+    def built(*options: str) -> bool:
+        return "--build --preset aarch64 " in tested("test", *options, FAILS="nothing")[1]
+
+    assert [built(*options) for options in ([], ["Fork"], ["--other-cpu"], ["--long"])] == [False, False, True, True]
+    (tested.folder / "build/aarch64").mkdir()
+    assert built() and not built("Fork")
+    shutil.rmtree(tested.folder / "build/aarch64")
+    tested.stand_in("ctest", "#!/bin/sh\necho '  Test #1: other_cpu/neoverse-n1/cpu'\nseq 100000\n")
+    assert built("other_cpu") and not built()
+
+
+def test_the_emulator_is_built_before_what_links_with_it(tested):
+    tested.stand_in("uname", "#!/bin/sh\necho x86_64\n")
+    tested.stand_in("cmake", CMAKE.replace("-S) ", "-S) sleep 0.5; "))
+    _, ran, _ = tested("test", FAILS="nothing")
+    assert ran.index("--build build/ptxemu ") < ran.index("--build --preset cpu ")
+    tested.stand_in("cmake", CMAKE.replace("-S) ", "-S) exit 1; "))
+    code, ran, _ = tested("test", FAILS="nothing")
+    assert code == 1 and "--build --preset cpu " not in ran and not calls(ran, "ctest")
+
+
+def test_wheels_are_tested_if_asked_for_and_by_ci(tested):
+    logs = '#!/bin/sh\necho "without wheels: $NVFP4_MOE_NO_WHEELS; $*" >>"$DEV_LOG"\n'
+    tested.stand_in("../.venv/bin/python", logs)
+
+    def left_out(*options: str) -> bool:
+        return "without wheels: 1; -m pytest" in tested("test", *options)[1]
+
+    assert [left_out(*options) for options in ([], ["--wheels"], ["--long"], ["Fork"])] == [True, False, False, False]
+    assert "test --other-cpu --wheels\n" in (ROOT / ".ci/run").read_text()

@@ -69,17 +69,18 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
       (gate_rows(config->activation, inner) + inner) / cuda::kGroupRows;
   cuda::OneLaunchPlan plan;
   const int64_t down_rows = assignments + (shared > 0 ? tokens : 0),
-                blocks = cuda::ceil_div(hidden / 16, device.compute_units);  // of a cta
+                blocks_of_cta = cuda::ceil_div(hidden / 16, device.compute_units);
   if (fp8) {
     plan.gate_up_warps_k =
         share_warps(cuda::ceil_div(local * groups_of_expert, device.compute_units), k_tiles);
     plan.down_warps_k = share_warps(
-        (local + (shared > 0 ? 1 : 0)) * blocks,
+        (local + (shared > 0 ? 1 : 0)) * blocks_of_cta,
         shared > 0 ? std::min(down_k_tiles, shared_k_tiles) : down_k_tiles, kFp8DownWarps);
-    plan.partial_bytes = std::max(int64_t{kFp8GateUpPartialBytes},
-                                  partial_bytes_of_down(down_rows, blocks, plan.down_warps_k));
+    plan.partial_bytes =
+        std::max(int64_t{kFp8GateUpPartialBytes},
+                 partial_bytes_of_down(down_rows, blocks_of_cta, plan.down_warps_k));
   } else {
-    plan.partial_bytes = kDecodePartialBytes + partial_bytes_of_down(down_rows, blocks, 1);
+    plan.partial_bytes = kDecodePartialBytes + partial_bytes_of_down(down_rows, blocks_of_cta, 1);
   }
   // hidden, and later the intermediate
   const auto row_bytes = [&](int64_t tiles) {

@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   Fp8Ring ring(decode_shared, Fp8Subtiles(args, share, routing));
   ring.start();
   if (thread < share.all_active) routing.scales[thread] = scales;
-  // Until the first weights arrive.
+  // This needs no weights, and the first ones are on their way.
   if (thread < 32)
     rank_rows(routing, share.all_active);
   else

@@ -56,9 +56,9 @@ struct Fp8Subtiles {
   const Fp8Share& share;
   const DecodeRouting& routing;
   DecodeGroup group;
-  int32_t group_index;  // of the next row of subtiles
-  Fp8DownRow down;      // the next one
-  const uint8_t* at;    // codes of the next subtile
+  int32_t group_index;  // the next row of gate/up
+  Fp8DownRow down;      // the next row of down
+  const uint8_t* at;    // the next subtile's codes
   int32_t left, step, scales_at;
 
   __device__ Fp8Subtiles(const DecodeArgs& args_, const Fp8Share& share_,

@@ -13,8 +13,9 @@ namespace {
 
 using cuda::Gemm1Function;
 
-// Weights that a batch reads on average, at most.
-constexpr double kMostBytes = 256e6;
+// Weights that a batch reads on average, at most. Larger layers are limited by bandwidth, and
+// launches per step reach more of it.
+constexpr double kMostBytes = 400e6, kMostFp8Bytes = 200e6;
 
 // Partial accumulators of down: `blocks` of 16 channels, of `warps` warps.
 int64_t partial_bytes_of_down(int64_t rows, int64_t blocks, int warps) {
@@ -50,7 +51,6 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
       tokens > (fp8 ? kFp8DecodeTokens : kDecodeTokens) || assignments > kDecodeAssignments ||
       range.count < 1 || range.count > kDecodeExperts)
     return {};
-  // Larger layers are limited by bandwidth, and launches per step reach more of it.
   const double chosen = 1 - std::pow(1 - static_cast<double>(config->top_k) /
                                              static_cast<double>(config->num_experts),
                                      static_cast<double>(tokens));
@@ -58,7 +58,7 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
                         static_cast<double>(shared)) *
                        static_cast<double>(hidden) * (has_gate(config->activation) ? 3 : 2) * 9 /
                        16;
-  if (bytes > kMostBytes) return {};
+  if (bytes > (fp8 ? kMostFp8Bytes : kMostBytes)) return {};
   // the intermediate takes the space of gemm2's rows
   if (row_elems(inner) > hidden || row_elems(shared) > hidden) return {};
   const int64_t k_tiles = cuda::ceil_div(hidden, cuda::kTileK),
@@ -82,14 +82,13 @@ cuda::OneLaunchPlan plan_decode(const MoeConfig& config, const ExpertRange& rang
   } else {
     plan.partial_bytes = kDecodePartialBytes + partial_bytes_of_down(down_rows, blocks_of_cta, 1);
   }
-  // hidden, and later the intermediate
-  const auto row_bytes = [&](int64_t tiles) {
-    return fp8 ? tiles * cuda::kTileK : int64_t{decode_row_bytes(static_cast<int32_t>(tiles))};
-  };
-  const int64_t rows_bytes = std::max(tokens * row_bytes(k_tiles),
-                                      assignments * row_bytes(down_k_tiles) +
-                                          (shared > 0 ? tokens * row_bytes(shared_k_tiles) : 0)) +
-                             (fp8 ? kFp8TableBytes + kFp8TailBytes : 0);
+  // hidden; under fp8 later the intermediate
+  const int64_t rows_bytes =
+      fp8 ? std::max(tokens * k_tiles,
+                     assignments * down_k_tiles + (shared > 0 ? tokens * shared_k_tiles : 0)) *
+                    cuda::kTileK +
+                kFp8TableBytes + kFp8TailBytes
+          : tokens * decode_row_bytes(static_cast<int32_t>(k_tiles));
   // At least half of a multiprocessor's, so that it never runs ctas of two of these grids: they
   // share one counter (decode_down.cuh).
   plan.shared_bytes = std::max(kDecodeRingBytes + plan.partial_bytes + rows_bytes,
@@ -141,6 +140,7 @@ DecodeArgs decode_args(const StepContext& step) {
   args.down_k_shift = std::countr_zero(static_cast<unsigned>(plan.down_warps_k));
   args.by_top_k = cuda::Divider(args.top_k), args.by_ctas = cuda::Divider(plan.ctas);
   args.by_groups = cuda::Divider(args.routed.groups);
+  args.by_vec8s = cuda::Divider(args.k_tiles * (cuda::kTileK / 8));
   args.partial_bytes = static_cast<int32_t>(plan.partial_bytes);
   args.activation = cuda::GatedActivation::from(config);
   args.before_down = config->router_weight == RouterWeight::kBeforeDown;

@@ -11,8 +11,8 @@
 //
 //   gate/up   rows of subtiles are groups: the activation, bf16 intermediate to global memory in
 //             the order of B fragments
-//   down      rows of subtiles are experts: results in shared memory by assignment; then each row's
-//             rounding to row_format, and combine
+//   down      rows of subtiles are experts: results, rounded to row_format, in shared memory by
+//             assignment; then combine
 //
 // The cta's rows of subtiles, one after the other, are divided among its warps into equal runs. The
 // warp that begins a row adds the partials of the warps that go on with it (decode_weights.cuh).
@@ -25,7 +25,6 @@
 
 #include "backend/cuda/ptx/address.cuh"
 #include "backend/cuda/ptx/fence.cuh"
-#include "backend/cuda/ptx/mbarrier.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/ptx/registers.cuh"
 #include "backend/sm90/decode_down.cuh"
@@ -41,32 +40,36 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   const auto thread = static_cast<int32_t>(threadIdx.x);
   uint8_t* const x = decode_shared + kDecodeRingBytes + args.partial_bytes;
   const DecodePartials partials{reinterpret_cast<float4*>(decode_shared + kDecodeRingBytes)};
-  const int32_t row_bytes = decode_row_bytes(args.k_tiles);
-  cuda::ptx::prefetch_parameters(args);
+  const int32_t row_bytes = decode_row_bytes(args.k_tiles), routers = routing_warps(args);
   cuda::ptx::grid_dependency_wait();
   cuda::ptx::launch_dependents();
   // Hidden is requested before the weights: it would wait for them in the memory system.
-  if (thread < 32) {
-    // a cta that has just started waits for each of its instructions to be fetched
-    if (args.ids.assignments <= 32)
-      route_decode<1>(args, routing);
-    else
-      route_decode<kDecodeAssignments / 32>(args, routing);
+  if (thread < routers * 32) {
+    route_decode(args, routers, routing);
+    __syncwarp();
+    if (thread < 32) divide_subtiles<kFunction>(args, routing);
   } else {
-    const auto read = [&]<DType kType>() {
-      return read_hidden<kType>(args, x, row_bytes, thread - 32, kDecodeThreads - 32);
+    const uint32_t counter = read_grid_counter();
+    const auto read = [&]<DType kType, bool kAligned>() {
+      return read_hidden<kType, kAligned>(args, x, row_bytes, thread - routers * 32,
+                                          kDecodeThreads - routers * 32);
     };
     uint32_t nonfinite;
     switch (args.hidden_dtype) {
-      case DType::kF32: nonfinite = read.template operator()<DType::kF32>(); break;
-      case DType::kF16: nonfinite = read.template operator()<DType::kF16>(); break;
-      default: nonfinite = read.template operator()<DType::kBf16>();
+      case DType::kF32: nonfinite = read.template operator()<DType::kF32, false>(); break;
+      case DType::kF16: nonfinite = read.template operator()<DType::kF16, false>(); break;
+      default:
+        if (reinterpret_cast<uintptr_t>(args.hidden) % 16 == 0)
+          nonfinite = read.template operator()<DType::kBf16, true>();
+        else
+          nonfinite = read.template operator()<DType::kBf16, false>();
     }
     nonfinite = __reduce_or_sync(cuda::kAllLanes, nonfinite);
     if (thread % 32 == 0) routing.nonfinite_of_warp[thread / 32] = nonfinite;
+    if (thread == kDecodeGridReader) routing.grid_before = counter;
   }
   __syncthreads();
-  const Bf16DecodeShare share(args, routing.active_experts);
+  const DecodeShare share = routing.share;
   DecodeScales scales;
   if (thread < share.all_active) {
     const TensorScales& of = part_of(args, share, thread).tensor_scales[routing.expert_of[thread]];
@@ -77,12 +80,9 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   if (thread < share.all_active) routing.scales[thread] = scales;
   if (thread == 0) {
     uint32_t nonfinite = 0;
-    for (int warp = 1; warp < kDecodeWarps; ++warp) nonfinite |= routing.nonfinite_of_warp[warp];
+    for (int warp = routers; warp < kDecodeWarps; ++warp)
+      nonfinite |= routing.nonfinite_of_warp[warp];
     routing.nonfinite_tokens = nonfinite;
-#pragma unroll 1
-    for (uint64_t& full : routing.rows_full)
-      cuda::ptx::mbarrier_init(cuda::ptx::shared_address(&full), 32);
-    cuda::ptx::fence_mbarrier_init();
     if (blockIdx.x == 0) {
       RunStatus status;
       status.bad_expert_ids = routing.bad_ids;
@@ -92,24 +92,18 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     }
   }
   __syncthreads();
-  DecodeGateUp<kFunction>{args, share, routing}.run(ring, share.gate_up, x, row_bytes, partials);
-  // orders this cta's reads of hidden and its rows of the intermediate before the bulk copies
-  cuda::ptx::fence_proxy_async();
+  DecodeGateUp<kFunction>{args, share, routing}.run(ring, routing.gate_up[thread / 32], x,
+                                                    row_bytes, partials);
+  __syncthreads();
+  if (thread == 0) wait_for_grid(&decode_grid_counter, routing.grid_before);
   __syncthreads();
   const auto routed = static_cast<int32_t>(args.ids.assignments);
   const DecodeDown<> down{
-      args,
-      share,
-      routing,
-      x,
-      reinterpret_cast<float*>(decode_shared + kDecodeRingBytes + kDecodePartialBytes),
-      routed,
-      routed + (args.shared.groups > 0 ? args.tokens : 0)};
-  if (args.routed.row_elems % cuda::kTileK != 0 || args.shared.row_elems % cuda::kTileK != 0) {
-    down.pad_rows();
-    __syncthreads();
-  }
-  down.run(ring, share.down, partials);
+      args,    share,
+      routing, reinterpret_cast<float*>(decode_shared + kDecodeRingBytes + kDecodePartialBytes),
+      routed,  routed + (args.shared.groups > 0 ? args.tokens : 0)};
+  if (routing.row_count < routed) down.clear_missing_rows();
+  down.run(ring, routing.down[thread / 32], partials);
 }
 
 }  // namespace nvfp4_moe::internal::sm90

@@ -30,8 +30,8 @@ NVFP4_MOE_HOST_DEVICE constexpr int32_t decode_row_bytes(int32_t k_tiles) {
   return k_tiles * cuda::kTileK * 2 + 64;
 }
 
-// The same under fp8. From three tokens on a launch per step is faster.
-inline constexpr int kFp8DecodeTokens = 2;
+// The same under fp8. With more tokens a launch per step is faster.
+inline constexpr int kFp8DecodeTokens = 4;
 // Warps that share a row of down at least, under fp8: a warpgroup multiplies one expert's rows.
 inline constexpr int kFp8DownWarps = 4;
 // Partial accumulators of gate/up under fp8 (decode_fp8.cuh).

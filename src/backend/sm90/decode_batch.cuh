@@ -11,8 +11,9 @@
 #include "backend/cuda/gemm/gated_activation.cuh"
 #include "backend/cuda/gemm/scheduler.h"
 #include "backend/cuda/ptx/address.cuh"
+#include "backend/cuda/ptx/atomic.cuh"
 #include "backend/cuda/ptx/fence.cuh"
-#include "backend/cuda/ptx/mbarrier.cuh"
+#include "backend/cuda/ptx/named_barrier.cuh"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/small_batch.cuh"
 #include "backend/sm90/decode.h"
@@ -50,7 +51,7 @@ struct DecodeArgs {
   // fp8: log2 of the number of warps that share a row of subtiles along K (decode_fp8.cuh)
   int32_t gate_up_k_shift, down_k_shift;
   int32_t partial_bytes;  // in shared memory: partials, and the values of down's rows
-  cuda::Divider by_top_k, by_groups, by_ctas;
+  cuda::Divider by_top_k, by_groups, by_ctas, by_vec8s;  // vec8s: of a row of hidden
   cuda::GatedActivation activation;
   bool before_down;  // router weights multiply the intermediate, not the row
   bool rows_fp32;    // row_format
@@ -71,6 +72,27 @@ struct Bf16DecodeArgsOf : DecodeArgsOf<kFunction> {
 
 // ---- routing
 
+// The work of a cta.
+struct DecodeShare {
+  int32_t active_experts, all_active;  // routed; with the shared expert
+  int32_t first_group, last_group;     // groups of gate/up: [first, last)
+  int32_t first_block, last_block;     // blocks of 16 output channels: [first, last)
+
+  DecodeShare() = default;
+  // Only the blocks, which do not depend on the routing.
+  __device__ explicit DecodeShare(const DecodeArgs& args) {
+    const auto cta = static_cast<int32_t>(blockIdx.x);
+    const int32_t blocks = args.hidden_size / 16;
+    first_block = args.by_ctas(blocks * cta), last_block = args.by_ctas(blocks * (cta + 1));
+  }
+  __device__ void set_active(const DecodeArgs& args, int32_t routed) {
+    const auto cta = static_cast<int32_t>(blockIdx.x);
+    active_experts = routed, all_active = routed + (args.shared.groups > 0 ? 1 : 0);
+    const int32_t groups = active_experts * args.routed.groups + args.shared.groups;
+    first_group = args.by_ctas(groups * cta), last_group = args.by_ctas(groups * (cta + 1));
+  }
+};
+
 struct DecodeScales {
   float gate, up, down;
 };
@@ -78,27 +100,30 @@ struct DecodeScales {
 // An active expert is one with rows, and its index counts them in the order of their first
 // assignments; the shared expert follows. An assignment of the shared expert has the number T top_k
 // + token.
-struct alignas(8) DecodeRouting {       // some members are accessed in pairs
-  uint32_t firsts_of[kDecodeExperts];   // first assignment of each local expert that has one
-  int32_t experts[kDecodeAssignments];  // each routed assignment's local expert, or -1
+struct alignas(16) DecodeRouting {
+  int16_t rows[kDecodeActive][kDecodeTokens];  // assignment of (active expert, token), or -1
+  // If several warps route: the first assignment of each local expert that has one, each routed
+  // assignment's local expert or -1, and each warp's mask of assignments that are first.
+  uint32_t firsts_of[kDecodeExperts];
+  int32_t experts[kDecodeAssignments];
+  uint32_t firsts[kDecodeAssignments / 32];
+  DecodeShare share;
   int32_t active_of[kDecodeAssignments + kDecodeTokens];  // or -1
   int32_t expert_of[kDecodeActive];                       // local expert of each active one
-  int16_t rows[kDecodeActive][kDecodeTokens];  // assignment of (active expert, token), or -1
   DecodeScales scales[kDecodeActive];
   // router weights, then the shared expert's; 0 for an assignment without a row
   float weights[kDecodeAssignments + kDecodeTokens];
-  int32_t active_experts;     // without the shared expert
   int32_t row_count;          // assignments with a row, without the shared expert's
   uint32_t tokens_with_rows;  // bit masks
   uint32_t nonfinite_tokens;
   uint32_t nonfinite_of_warp[kDecodeWarps];  // the bits that each warp has found in its hidden
   uint32_t bad_ids, nonfinite_weights;
+  uint32_t grid_before;  // decode_grid_counter when this cta started
 };
 
-// With bf16 activations. The intermediate's rows are awaited in parts of kDecodeWarps experts.
+// With bf16 activations.
 struct Bf16DecodeRouting : DecodeRouting {
-  static constexpr int kParts = (kDecodeActive + kDecodeWarps - 1) / kDecodeWarps;
-  uint64_t rows_full[kParts];  // mbarriers: the rows of a part are in shared memory
+  DecodeRun gate_up[kDecodeWarps], down[kDecodeWarps];  // rows: groups; DecodeDownRow
 };
 
 // With E4M3 activations.
@@ -117,100 +142,118 @@ template <class Products>
 using DecodeRoutingOf =
     std::conditional_t<std::is_same_v<Products, Fp8Products>, Fp8DecodeRouting, Bf16DecodeRouting>;
 
-// Routes up to 32 kPer assignments: fills `to`, except for scales and the nonfinite tokens. Called
-// by one warp. A lane has every 32nd assignment.
-template <int kPer>
-__device__ void route_decode(const DecodeArgs& args, DecodeRouting& to) {
-  const auto lane = static_cast<int32_t>(threadIdx.x);
-  const auto assignments = static_cast<int32_t>(args.ids.assignments);
+// The warps that route, from the first one on: they have a lane for each assignment.
+__device__ inline int32_t routing_warps(const DecodeArgs& args) {
+  return static_cast<int32_t>(args.ids.assignments + 31) / 32;
+}
+__device__ uint32_t decode_grid_counter = 0;  // wait_for_grid (decode_down.cuh)
+// The last thread reads the counter, long before it is needed: no routing waits for that thread.
+inline constexpr int kDecodeGridReader = kDecodeThreads - 1;
+__device__ inline uint32_t read_grid_counter() {
+  return threadIdx.x == kDecodeGridReader ? cuda::ptx::load_relaxed(&decode_grid_counter) : 0;
+}
+
+// Routes the batch: fills `to`, except for the scales and the nonfinite tokens. Called by `warps`
+// warps. All weights wait for this, so what does not depend on the ids is done while they arrive.
+__device__ inline void route_decode(const DecodeArgs& args, int32_t warps, DecodeRouting& to) {
+  const auto assignment = static_cast<int32_t>(threadIdx.x),
+             assignments = static_cast<int32_t>(args.ids.assignments);
+  const int32_t lane = assignment % 32;
   const bool has_shared = args.shared.groups > 0;
-  int64_t ids[kPer];
-  float weights[kPer], factor = 1.0f;
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const int32_t assignment = i * 32 + lane;
-    ids[i] = -1, weights[i] = 0.0f;
-    if (assignment < assignments) {
-      ids[i] = cuda::global_id(args.ids, assignment);
-      weights[i] = __ldcg(args.topk_weights + assignment);
-    }
+  int64_t id = -1;
+  float weight = 0.0f, factor = 1.0f;
+  if (assignment < assignments) {
+    id = cuda::global_id(args.ids, assignment);
+    weight = __ldcg(args.topk_weights + assignment);
   }
-  if (has_shared && lane < args.tokens && args.shared_weights != nullptr)
-    factor = __ldcg(args.shared_weights + lane);
-  uint32_t bad = 0, nonfinite_weights = 0, tokens_with_rows = 0;
-  int32_t experts[kPer], tokens[kPer];
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const int32_t assignment = i * 32 + lane;
-    experts[i] = cuda::local_expert(args.ids, ids[i], bad);
-    tokens[i] = args.by_top_k(assignment);
-    if (assignment < assignments) to.experts[assignment] = experts[i];
-    if (experts[i] < 0) continue;
-    to.firsts_of[experts[i]] = ~0u;
-    nonfinite_weights += cuda::magnitude_bits(weights[i]) >= cuda::kInfBits;
-    tokens_with_rows |= 1u << tokens[i];
+  if (has_shared && assignment < args.tokens && args.shared_weights != nullptr)
+    factor = __ldcg(args.shared_weights + assignment);
+  const auto wait_for_warps = [&] {
+    if (warps == 1)
+      __syncwarp();
+    else
+      cuda::ptx::named_barrier_sync(14, warps * 32);
+  };
+  const uint4 none = make_uint4(~0u, ~0u, ~0u, ~0u);
+  auto* const rows = reinterpret_cast<uint4*>(to.rows);
+  rows[assignment + 1] = none;
+  if (assignment == 0) {
+    rows[0] = none;
+    to.row_count = 0, to.tokens_with_rows = has_shared ? ~0u : 0;
+    to.bad_ids = to.nonfinite_weights = 0;
   }
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < kPer; ++i)
-    if (experts[i] >= 0) atomicMin(&to.firsts_of[experts[i]], static_cast<uint32_t>(i * 32 + lane));
-  __syncwarp();
+  if (warps > 1)
+#pragma unroll 1
+    for (int32_t i = assignment; i < kDecodeExperts / 4; i += warps * 32)
+      reinterpret_cast<uint4*>(to.firsts_of)[i] = none;
+  DecodeShare share(args);
+  const int32_t token = args.by_top_k(assignment);
+  wait_for_warps();
+
+  uint32_t bad = 0;
+  const int32_t expert = cuda::local_expert(args.ids, id, bad);
+  const bool has_row = expert >= 0;
   // The first assignment of an expert makes it active, and later tokens share its index. If a token
   // chooses an expert again, that assignment has an index of its own.
-  int32_t firsts[kPer];
-  uint32_t masks[kPer];
-  int32_t active_experts = 0, row_count = 0;
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const int32_t assignment = i * 32 + lane;
-    firsts[i] = assignment;
-    if (experts[i] >= 0) {
+  int32_t first = assignment, active = 0, active_experts = 0;
+  if (warps == 1) {
+    const uint32_t earlier = __match_any_sync(cuda::kAllLanes, expert) & ((1u << lane) - 1);
+    const bool again = earlier >> (token * args.top_k) != 0;
+    if (earlier != 0 && !again) first = __ffs(static_cast<int>(earlier)) - 1;
+    const uint32_t firsts = __ballot_sync(cuda::kAllLanes, has_row && first == assignment);
+    active = __popc(firsts & ((1u << first) - 1)), active_experts = __popc(firsts);
+  } else {
+    to.experts[assignment] = expert;
+    if (has_row) atomicMin(&to.firsts_of[expert], static_cast<uint32_t>(assignment));
+    wait_for_warps();
+    if (has_row) {
       bool again = false;
 #pragma unroll 4
-      for (int32_t other = tokens[i] * args.top_k; other < assignment; ++other)
-        again |= to.experts[other] == experts[i];
-      if (!again) firsts[i] = static_cast<int32_t>(to.firsts_of[experts[i]]);
+      for (int32_t other = token * args.top_k; other < assignment; ++other)
+        again |= to.experts[other] == expert;
+      if (!again) first = static_cast<int32_t>(to.firsts_of[expert]);
     }
-    masks[i] = __ballot_sync(cuda::kAllLanes, experts[i] >= 0 && firsts[i] == assignment);
-    active_experts += __popc(masks[i]);
-    row_count += __popc(__ballot_sync(cuda::kAllLanes, experts[i] >= 0));
-  }
-  auto* const rows = reinterpret_cast<uint32_t*>(&to.rows[0][0]);
+    const uint32_t firsts = __ballot_sync(cuda::kAllLanes, has_row && first == assignment);
+    if (lane == 0) to.firsts[assignment / 32] = firsts;
+    wait_for_warps();
 #pragma unroll 1
-  for (int32_t i = lane; i < (active_experts + has_shared) * (kDecodeTokens / 2); i += 32)
-    rows[i] = ~0u;
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const int32_t assignment = i * 32 + lane;
-    if (assignment >= assignments) continue;
-    int32_t active = 0;
-#pragma unroll
-    for (int word = 0; word < kPer; ++word)
-      active += __popc(masks[word] & (word < firsts[i] / 32    ? ~0u
-                                      : word == firsts[i] / 32 ? (1u << firsts[i] % 32) - 1
-                                                               : 0u));
-    const bool has_row = experts[i] >= 0;
+    for (int32_t warp = 0; warp < warps; ++warp) {
+      const uint32_t of_warp = to.firsts[warp];
+      active += __popc(warp < first / 32    ? of_warp
+                       : warp == first / 32 ? of_warp & ((1u << first % 32) - 1)
+                                            : 0u);
+      active_experts += __popc(of_warp);
+    }
+  }
+  if (assignment < 32) {
+    share.set_active(args, active_experts);
+    if (lane == 0) to.share = share;
+  }
+  if (assignment < assignments) {
     to.active_of[assignment] = has_row ? active : -1;
-    to.weights[assignment] = has_row ? weights[i] : 0.0f;
-    if (!has_row) continue;
-    to.rows[active][tokens[i]] = static_cast<int16_t>(assignment);
-    if (firsts[i] == assignment) to.expert_of[active] = experts[i];
+    to.weights[assignment] = has_row ? weight : 0.0f;
   }
-  if (has_shared && lane < args.tokens) {
-    to.rows[active_experts][lane] = static_cast<int16_t>(assignments + lane);
-    to.active_of[assignments + lane] = active_experts;
-    to.weights[assignments + lane] = factor;
+  if (has_row) {
+    to.rows[active][token] = static_cast<int16_t>(assignment);
+    if (first == assignment) to.expert_of[active] = expert;
+  }
+  uint32_t nonfinite_weights = has_row && cuda::magnitude_bits(weight) >= cuda::kInfBits;
+  if (has_shared && assignment < args.tokens) {
+    to.rows[active_experts][assignment] = static_cast<int16_t>(assignments + assignment);
+    to.active_of[assignments + assignment] = active_experts;
+    to.weights[assignments + assignment] = factor;
     nonfinite_weights += cuda::magnitude_bits(factor) >= cuda::kInfBits;
-    if (lane == 0) to.expert_of[active_experts] = 0;
+    if (assignment == 0) to.expert_of[active_experts] = 0;
   }
-  tokens_with_rows = __reduce_or_sync(cuda::kAllLanes, tokens_with_rows);
+  const int32_t row_count = __popc(__ballot_sync(cuda::kAllLanes, has_row));
+  const uint32_t tokens = __reduce_or_sync(cuda::kAllLanes, has_row ? 1u << token : 0u);
   bad = __reduce_add_sync(cuda::kAllLanes, bad);
   nonfinite_weights = __reduce_add_sync(cuda::kAllLanes, nonfinite_weights);
   if (lane != 0) return;
-  to.active_experts = active_experts, to.row_count = row_count;
-  to.tokens_with_rows = has_shared ? ~0u : tokens_with_rows;
-  to.bad_ids = bad, to.nonfinite_weights = nonfinite_weights;
+  atomicAdd(&to.row_count, row_count);
+  atomicOr(&to.tokens_with_rows, tokens);
+  atomicAdd(&to.bad_ids, bad);
+  atomicAdd(&to.nonfinite_weights, nonfinite_weights);
 }
 
 // ---- hidden
@@ -222,60 +265,51 @@ __device__ inline int32_t fragment_element(int32_t k) {
   return (k & ~31) + ((in & 7) >> 1) * 8 + (in >> 4) * 4 + ((in >> 3) & 1) * 2 + (in & 1);
 }
 
-// Eight elements of hidden, rounded to bf16. Sets nonfinite if one was NaN or Inf before rounding.
-template <DType kType>
-__device__ uint4 hidden_vector(const void* hidden, int64_t first, bool& nonfinite) {
-  if constexpr (kType == DType::kBf16)
-    if (reinterpret_cast<uintptr_t>(hidden) % 16 == 0) {
-      const uint4 vector =
-          *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(hidden) + first);
-      nonfinite |= any_nonfinite(vector);
-      return vector;
-    }
-  float x[8];
-  cuda::load_elements<kType>(hidden, first, x);
-  uint32_t words[4], magnitude = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    magnitude =
-        max(magnitude, max(cuda::magnitude_bits(x[2 * i]), cuda::magnitude_bits(x[2 * i + 1])));
-    words[i] = bf16_pair(x[2 * i], x[2 * i + 1]);
-  }
-  nonfinite |= magnitude >= cuda::kInfBits;
-  return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
 // Rounds hidden to bf16 into `to` (T, row_bytes), in the order of B fragments, and returns the bit
 // mask of the tokens in which this thread has read NaN or Inf. Called by `threads` threads. A
-// thread starts the reads of several tokens before it uses any, so that they overlap.
-template <DType kType>
+// thread starts the reads of several vectors before it uses any, so that they overlap.
+// kAligned: hidden is bf16 and aligned to 16 bytes.
+template <DType kType, bool kAligned>
 __device__ uint32_t read_hidden(const DecodeArgs& args, uint8_t* to, int32_t row_bytes,
                                 int32_t thread, int32_t threads) {
-  constexpr int kAtOnce = 4;
+  constexpr int kAtOnce = kAligned ? 4 : 1;
+  const int32_t vec8s = args.k_tiles * (cuda::kTileK / 8), all = args.tokens * vec8s;
   uint32_t nonfinite = 0;
-  const int32_t padded = args.k_tiles * cuda::kTileK;
 #pragma unroll 1
-  for (int32_t first = 0; first < args.tokens; first += kAtOnce)
-#pragma unroll 1
-    for (int32_t k = thread * 8; k < padded; k += threads * 8) {
-      uint4 vectors[kAtOnce];
+  for (int32_t first = thread; first < all; first += kAtOnce * threads) {
+    uint4 vectors[kAtOnce];
+    int32_t tokens[kAtOnce], ks[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        vectors[i] = uint4{};
-        bool bad = false;
-        if (first + i < args.tokens && k < args.hidden_size)
-          vectors[i] =
-              hidden_vector<kType>(args.hidden, int64_t{first + i} * args.hidden_size + k, bad);
-        nonfinite |= static_cast<uint32_t>(bad) << (first + i);
-      }
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int32_t at = first + i * threads;
+      tokens[i] = args.by_vec8s(at), ks[i] = (at - tokens[i] * vec8s) * 8;
+      vectors[i] = uint4{};
+      const int64_t element = int64_t{tokens[i]} * args.hidden_size + ks[i];
+      if (at >= all || ks[i] >= args.hidden_size) continue;
+      if constexpr (kAligned) {
+        vectors[i] =
+            *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(args.hidden) + element);
+      } else {
+        float x[8];
+        cuda::load_elements<kType>(args.hidden, element, x);
+        uint32_t magnitude = 0;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i >= args.tokens) break;
-        auto* const row =
-            reinterpret_cast<uint32_t*>(to + (first + i) * row_bytes) + fragment_element(k) / 2;
-        row[0] = vectors[i].x, row[4] = vectors[i].y, row[8] = vectors[i].z, row[12] = vectors[i].w;
+        for (const float value : x) magnitude = max(magnitude, cuda::magnitude_bits(value));
+        vectors[i] = make_uint4(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]),
+                                bf16_pair(x[6], x[7]));
+        nonfinite |= static_cast<uint32_t>(magnitude >= cuda::kInfBits) << tokens[i];
       }
     }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i * threads >= all) break;
+      if constexpr (kAligned)
+        nonfinite |= static_cast<uint32_t>(any_nonfinite(vectors[i])) << tokens[i];
+      auto* const row =
+          reinterpret_cast<uint32_t*>(to + tokens[i] * row_bytes) + fragment_element(ks[i]) / 2;
+      row[0] = vectors[i].x, row[4] = vectors[i].y, row[8] = vectors[i].z, row[12] = vectors[i].w;
+    }
+  }
   return nonfinite;
 }
 

@@ -14,7 +14,6 @@ Status decode_fp8(const StepContext& step) {
     static_cast<DecodeArgs&>(own) = args;
     if constexpr (kFunction == cuda::Gemm1Function::kGeluOrSitu)
       own.gelu_or_situ = cuda::GeluOrSitu::from(config);
-    own.by_vec8s = cuda::Divider(args.k_tiles * (cuda::kTileK / 8));
     own.hidden_rule = cuda::hidden_args(step, step.buffers.routed).rule;
     own.intermediate_rule = cuda::intermediate_args(step, step.buffers.routed).rule;
     const auto launch = [&]<int kColumns>() {
@@ -22,9 +21,10 @@ Status decode_fp8(const StepContext& step) {
           true, "decode_fp8", static_cast<unsigned>(plan.ctas), kDecodeThreads, plan.shared_bytes,
           step.stream, own);
     };
-    static_assert(kFp8DecodeTokens == 2);
+    static_assert(kFp8DecodeTokens == 4);
     if (args.tokens == 1) return launch.template operator()<1>();
-    return launch.template operator()<2>();
+    if (args.tokens == 2) return launch.template operator()<2>();
+    return launch.template operator()<4>();
   };
   return cuda::with_gemm1_function(cuda::gemm1_function(config->activation), launch_of);
 }

@@ -31,7 +31,6 @@ namespace nvfp4_moe::internal::sm90 {
 
 template <cuda::Gemm1Function kFunction>
 struct Fp8DecodeArgsOf : DecodeArgsOf<kFunction> {
-  cuda::Divider by_vec8s;  // of a row of hidden, with padding
   cuda::RowScaleRule hidden_rule, intermediate_rule;
 };
 
@@ -91,7 +90,7 @@ struct Fp8Stream {
       uint16_t scales;
       asm volatile("ld.shared.u16 %0, [%1];"
                    : "=h"(scales)
-                   : "r"(ring.first + ring.slot + 1024 + half * 64 + threadIdx.x % 32 * 2)
+                   : "r"(ring.lane_scales + ring.slot + half * 64)
                    : "memory");
       weights[half].scales = scales;
     }
@@ -175,7 +174,7 @@ struct Fp8Stream {
   }
 };
 
-// kColumns: tokens whose accumulators are kept: 1 or 2.
+// kColumns: tokens whose accumulators are kept: 1, 2 or 4.
 template <cuda::Gemm1Function kFunction, int kColumns>
 struct Fp8GateUp {
   using Base = DecodeGateUp<kFunction, Fp8Products>;
@@ -273,6 +272,35 @@ struct Fp8GateUp {
 struct Fp8Down {
   const DecodeDown<Fp8Products> base;
   const Fp8Share& share;
+  uint8_t* x;  // the intermediate's columns
+
+  // The cta's partials -> the rows' rounded values, in the space of the first partial. An
+  // assignment without a row becomes -0, which adds nothing.
+  __device__ void round_rows() const {
+    const DecodeArgs& args = base.args;
+    const Fp8DecodeRouting& routing = base.routing;
+#pragma unroll 1
+    for (auto i = static_cast<int32_t>(threadIdx.x); i < base.blocks() * base.rows * 16;
+         i += kDecodeThreads) {
+      int32_t assignment = i / 16, block = share.first_block;
+      while (assignment >= base.rows) assignment -= base.rows, ++block;
+      const int32_t channel = i % 16, active = routing.active_of[assignment];
+      float* const at = base.partials_of(0, i / 16) + channel;
+      float value = -0.0f;
+      if (active >= 0) {
+        float sum = at[0];
+#pragma unroll 1
+        for (int32_t warp_k = 1; warp_k < 1 << args.down_k_shift; ++warp_k) sum += at[warp_k * 16];
+        const float bias =
+            part_of(args, share, active)
+                .down_biases.one(routing.expert_of[active],
+                                 static_cast<uint32_t>(block * 16 + channel), args.hidden_size);
+        value = base.rounded(
+            fmaf(sum, routing.row_scales[assignment] * routing.scales[active].down, bias));
+      }
+      *at = value;
+    }
+  }
 
   __device__ void store(const float (&own)[4], const Fp8DownRow& of) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
@@ -293,12 +321,12 @@ struct Fp8Down {
     for (Fp8DownRow row(share, share.down_m); row.valid(share);
          row.advance(share, down_warps_m(args))) {
       float own[4];
-      stream.multiply<true>(of, columns_of(args, base.routing, base.x, row.active),
+      stream.multiply<true>(of, columns_of(args, base.routing, x, row.active),
                             part_of(args, share, row.active).down_k_tiles, true, true, own);
       store(own, row);
     }
     __syncthreads();
-    base.round_rows();
+    round_rows();
     __syncthreads();
     base.combine();
   }
@@ -314,7 +342,8 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   auto* const partials = reinterpret_cast<float*>(table + kFp8TableBytes);
   uint8_t* const x = table + kFp8TableBytes + args.partial_bytes;
   const Fp8Columns tokens{x, args.tokens};
-  Fp8Hidden<2 * kColumns> hidden(args, args.by_vec8s, args.hidden_rule, routing, tokens);
+  const int32_t routers = routing_warps(args);
+  Fp8Hidden<kColumns == 1 ? 2 : 4> hidden(args, args.hidden_rule, routing, tokens, routers * 32);
   const auto with_hidden_type = [&](const auto& call) {
     switch (args.hidden_dtype) {
       case DType::kF32: call.template operator()<DType::kF32>(); break;
@@ -322,19 +351,17 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
       default: call.template operator()<DType::kBf16>();
     }
   };
-  cuda::ptx::prefetch_parameters(args);
   cuda::ptx::grid_dependency_wait();
   cuda::ptx::launch_dependents();
-  if (thread < 32) {
-    if (args.ids.assignments <= 32)
-      route_decode<1>(args, routing);
-    else
-      route_decode<kDecodeAssignments / 32>(args, routing);
+  if (thread < routers * 32) {
+    route_decode(args, routers, routing);
   } else {
+    const uint32_t counter = read_grid_counter();
     with_hidden_type([&]<DType kType>() { hidden.template read<kType>(); });
+    if (thread == kDecodeGridReader) routing.grid_before = counter;
   }
   __syncthreads();
-  const Fp8Share share(args, routing.active_experts);
+  const Fp8Share share(args, routing.share);
   DecodeScales scales;
   if (thread < share.all_active) {
     const TensorScales& of = part_of(args, share, thread).tensor_scales[routing.expert_of[thread]];
@@ -346,7 +373,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   // This needs no weights, and the first ones are on their way.
   if (thread < 32)
     rank_rows(routing, share.all_active);
-  else
+  else if (thread >= routers * 32)
     with_hidden_type([&]<DType kType>() { hidden.template quantize<kType>(); });
   fill_fp8_table(table);
   __syncthreads();
@@ -362,15 +389,16 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   ring.template copy<false>();
   Fp8GateUp<kFunction, kColumns>{{args, share, routing}, share, partials}.run(stream, tokens);
   __syncthreads();
-  if (thread == 0) wait_for_grid(&decode_grid_counter);
+  if (thread == 0) wait_for_grid(&decode_grid_counter, routing.grid_before);
   __syncthreads();
   Fp8Intermediate(args, share, args.intermediate_rule, routing, x).quantize();
   cuda::ptx::fence_proxy_async_shared();
   __syncthreads();
   const auto routed = static_cast<int32_t>(args.ids.assignments);
-  Fp8Down{{args, share, routing, x, partials, routed,
-           routed + (args.shared.groups > 0 ? args.tokens : 0)},
-          share}
+  Fp8Down{
+      {args, share, routing, partials, routed, routed + (args.shared.groups > 0 ? args.tokens : 0)},
+      share,
+      x}
       .run(stream);
 }
 

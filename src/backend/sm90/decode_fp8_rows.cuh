@@ -69,8 +69,6 @@ __device__ inline void rank_rows(Fp8DecodeRouting& routing, int32_t all_active) 
 
 // ---- hidden
 
-inline constexpr int kFp8HiddenThreads = kDecodeThreads - 32;
-
 // Eight elements of a row of hidden.
 struct HiddenVec8 {
   float x[8];
@@ -85,11 +83,10 @@ struct HiddenVec8 {
   }
 };
 template <DType kType>
-__device__ HiddenVec8 hidden_vec8(const DecodeArgs& args, const cuda::Divider& by_vec8s,
-                                  int32_t index) {
+__device__ HiddenVec8 hidden_vec8(const DecodeArgs& args, int32_t index) {
   const int32_t vec8s = args.k_tiles * (cuda::kTileK / 8);
   HiddenVec8 to{};
-  to.token = by_vec8s(index);
+  to.token = args.by_vec8s(index);
   to.valid = to.token < args.tokens;
   to.token = min(to.token, args.tokens - 1);
   to.vec8 = index - to.token * vec8s;
@@ -101,54 +98,53 @@ __device__ HiddenVec8 hidden_vec8(const DecodeArgs& args, const cuda::Divider& b
 
 // Quantizes hidden into the columns (T), in two steps with a barrier of the cta between them:
 // read() finds each row's largest magnitude, and quantize() may run while weights are on their way,
-// since a thread keeps its first kKept vec8s. Both are called by warps 1 to 15. A row has a
-// multiple of 16 vec8s, so half a warp has vec8s of one row.
+// since a thread keeps its first kKept vec8s. Both are called by the threads from `first_thread`
+// on. A row has a multiple of 16 vec8s, so half a warp has vec8s of one row.
 template <int kKept>
 class Fp8Hidden {
  public:
-  __device__ Fp8Hidden(const DecodeArgs& args, const cuda::Divider& by_vec8s,
-                       const cuda::RowScaleRule& rule, Fp8DecodeRouting& routing,
-                       const Fp8Columns& columns)
-      : args_(args), by_vec8s_(by_vec8s), rule_(rule), routing_(routing), columns_(columns) {}
+  __device__ Fp8Hidden(const DecodeArgs& args, const cuda::RowScaleRule& rule,
+                       Fp8DecodeRouting& routing, const Fp8Columns& columns, int32_t first_thread)
+      : args_(args),
+        rule_(rule),
+        routing_(routing),
+        columns_(columns),
+        thread_(static_cast<int32_t>(threadIdx.x) - first_thread),
+        threads_(kDecodeThreads - first_thread) {}
 
   template <DType kType>
   __device__ void read() {
-    const int32_t thread = this_thread();
-    if (thread < kDecodeTokens)
-      routing_.magnitudes[thread] = routing_.saturated[thread] = routing_.zeroed[thread] = 0;
+    if (thread_ < kDecodeTokens)
+      routing_.magnitudes[thread_] = routing_.saturated[thread_] = routing_.zeroed[thread_] = 0;
 #pragma unroll
-    for (int i = 0; i < kKept; ++i)
-      kept_[i] = hidden_vec8<kType>(args_, by_vec8s_, thread + i * kFp8HiddenThreads);
-    cuda::ptx::named_barrier_sync<kFp8HiddenThreads>(15);
+    for (int i = 0; i < kKept; ++i) kept_[i] = hidden_vec8<kType>(args_, thread_ + i * threads_);
+    cuda::ptx::named_barrier_sync(15, threads_);
 #pragma unroll
     for (int i = 0; i < kKept; ++i) find(kept_[i]);
 #pragma unroll 1
-    for (int32_t at = kKept * kFp8HiddenThreads; has_rest(at); at += kFp8HiddenThreads)
-      find(hidden_vec8<kType>(args_, by_vec8s_, thread + at));
+    for (int32_t at = kKept * threads_; has_rest(at); at += threads_)
+      find(hidden_vec8<kType>(args_, thread_ + at));
   }
   template <DType kType>
   __device__ void quantize() const {
-    const int32_t thread = this_thread();
-    clear_tail(columns_.at + args_.tokens * args_.k_tiles * cuda::kTileK, thread,
-               kFp8HiddenThreads);
+    clear_tail(columns_.at + args_.tokens * args_.k_tiles * cuda::kTileK, thread_, threads_);
 #pragma unroll
     for (int i = 0; i < kKept; ++i) quantize_one(kept_[i]);
 #pragma unroll 1
-    for (int32_t at = kKept * kFp8HiddenThreads; has_rest(at); at += kFp8HiddenThreads)
-      quantize_one(hidden_vec8<kType>(args_, by_vec8s_, thread + at));
-    if (thread < args_.tokens) {
-      const uint32_t largest = routing_.magnitudes[thread];
-      routing_.hidden_scales[thread] =
+    for (int32_t at = kKept * threads_; has_rest(at); at += threads_)
+      quantize_one(hidden_vec8<kType>(args_, thread_ + at));
+    if (thread_ < args_.tokens) {
+      const uint32_t largest = routing_.magnitudes[thread_];
+      routing_.hidden_scales[thread_] =
           largest < cuda::kInfBits ? rule_.scale_of(largest) : __uint_as_float(0x7FC00000u);
     }
     cuda::ptx::fence_proxy_async_shared();
   }
 
  private:
-  __device__ static int32_t this_thread() { return static_cast<int32_t>(threadIdx.x) - 32; }
   // Whether a thread of this warp has the vec8 `at` after its first one.
   __device__ bool has_rest(int32_t at) const {
-    return this_thread() / 32 * 32 + at < args_.tokens * args_.k_tiles * (cuda::kTileK / 8);
+    return thread_ / 32 * 32 + at < args_.tokens * args_.k_tiles * (cuda::kTileK / 8);
   }
   __device__ void find(const HiddenVec8& vec8) const {
     uint32_t largest = vec8.magnitude();
@@ -177,10 +173,10 @@ class Fp8Hidden {
   }
 
   const DecodeArgs& args_;
-  const cuda::Divider& by_vec8s_;
   const cuda::RowScaleRule& rule_;
   Fp8DecodeRouting& routing_;
   const Fp8Columns& columns_;
+  int32_t thread_, threads_;
   HiddenVec8 kept_[kKept];
 };
 // Adds the counts of hidden. Called by one thread of cta 0.

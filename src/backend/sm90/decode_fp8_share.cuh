@@ -15,7 +15,7 @@ struct Fp8Share : DecodeShare {
   int32_t gate_up_m, gate_up_k;  // of this warp, for gate/up
   int32_t down_m, down_k;
 
-  __device__ Fp8Share(const DecodeArgs& args, int32_t routed) : DecodeShare(args, routed) {
+  __device__ Fp8Share(const DecodeArgs& args, const DecodeShare& of_cta) : DecodeShare(of_cta) {
     const auto warp = static_cast<int32_t>(threadIdx.x / 32);
     gate_up_m = warp >> args.gate_up_k_shift, gate_up_k = warp & ((1 << args.gate_up_k_shift) - 1);
     down_m = warp >> args.down_k_shift, down_k = warp & ((1 << args.down_k_shift) - 1);
@@ -59,7 +59,7 @@ struct Fp8Subtiles {
   int32_t group_index;  // the next row of gate/up
   Fp8DownRow down;      // the next row of down
   const uint8_t* at;    // the next subtile's codes
-  int32_t left, step, scales_at;
+  int32_t left = 0, step, scales_at;
 
   __device__ Fp8Subtiles(const DecodeArgs& args_, const Fp8Share& share_,
                          const DecodeRouting& routing_)
@@ -68,19 +68,20 @@ struct Fp8Subtiles {
         routing(routing_),
         group(args, share, share.first_group + share.gate_up_m),
         group_index(share.first_group + share.gate_up_m),
-        down(share, share.down_m) {
-    next_row<false>();
-  }
-  // Begins the next row; left = 0 at the end. kDown: no row of gate/up is left.
+        down(share, share.down_m) {}
+  // Where a lane's scale indices are among those of a subtile.
+  __device__ static uint32_t scales_of(uint32_t lane) { return lane * 2; }
+  // Begins the next row, once none of this one is left; false at the end. kDown: no row of gate/up
+  // is left.
   template <bool kDown>
-  __device__ void next_row() {
-    while (begin_next<kDown>() && left == 0) {
-    }
+  __device__ bool next_row() {
+    while (begin_next<kDown>())
+      if (left > 0) return true;
+    return false;
   }
   // Returns false at the end.
   template <bool kDown>
   __device__ bool begin_next() {
-    left = 0;
     if (!kDown && group_index < share.last_group) {
       const DecodePart& part = part_of(args, share, group.active);
       begin(part.weights + routing.expert_of[group.active] * part.expert_stride, group.group,

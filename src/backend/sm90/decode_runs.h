@@ -25,6 +25,7 @@ struct DecodeRun {
   int32_t first, last;              // subtiles of this run: [first, last)
   int32_t first_row, first_k_tile;  // the place of the run's first subtile
 
+  DecodeRun() = default;
   // `rows` of the one length, followed by `last_rows` of the other.
   NVFP4_MOE_HOST_DEVICE DecodeRun(int32_t warp_, int32_t rows, const DecodeLength& length,
                                   int32_t last_rows, const DecodeLength& last_length)

@@ -14,33 +14,22 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-// The work of a cta.
-struct DecodeShare {
-  int32_t active_experts, all_active;  // routed; with the shared expert
-  int32_t first_group, last_group;     // groups of gate/up: [first, last)
-  int32_t first_block, last_block;     // blocks of 16 output channels: [first, last)
-
-  __device__ DecodeShare(const DecodeArgs& args, int32_t routed) : active_experts(routed) {
-    const auto cta = static_cast<int32_t>(blockIdx.x);
-    all_active = active_experts + (args.shared.groups > 0 ? 1 : 0);
-    const int32_t groups = active_experts * args.routed.groups + args.shared.groups,
-                  blocks = args.hidden_size / 16;
-    first_group = args.by_ctas(groups * cta), last_group = args.by_ctas(groups * (cta + 1));
-    first_block = args.by_ctas(blocks * cta), last_block = args.by_ctas(blocks * (cta + 1));
-  }
-};
-// Under bf16 also this warp's work.
-struct Bf16DecodeShare : DecodeShare {
-  DecodeRun gate_up, down;  // rows: groups; DecodeDownRow
-
-  template <cuda::Gemm1Function kFunction>
-  __device__ Bf16DecodeShare(const Bf16DecodeArgsOf<kFunction>& args, int32_t routed)
-      : DecodeShare(args, routed),
-        gate_up(static_cast<int32_t>(threadIdx.x / 32), last_group - first_group, args.gate_up, 0,
-                args.gate_up),
-        down(static_cast<int32_t>(threadIdx.x / 32), (last_block - first_block) * routed, args.down,
-             (last_block - first_block) * (all_active - active_experts), args.shared_down) {}
-};
+// Divides the subtiles of a cta among its warps. Called by one warp, which has a lane for each run:
+// 16 of gate/up, 16 of down.
+template <cuda::Gemm1Function kFunction>
+__device__ void divide_subtiles(const Bf16DecodeArgsOf<kFunction>& args, Bf16DecodeRouting& to) {
+  static_assert(2 * kDecodeWarps == 32);
+  const DecodeShare share = to.share;
+  const auto lane = static_cast<int32_t>(threadIdx.x);
+  const bool down = lane >= kDecodeWarps;
+  const int32_t blocks = share.last_block - share.first_block;
+  const DecodeRun run(lane % kDecodeWarps,
+                      down ? blocks * share.active_experts : share.last_group - share.first_group,
+                      down ? args.down : args.gate_up,
+                      down ? blocks * (share.all_active - share.active_experts) : 0,
+                      args.shared_down);
+  (down ? to.down : to.gate_up)[lane % kDecodeWarps] = run;
+}
 // A row of down's subtiles: 16 output channels of an active expert. Routed experts are those of the
 // cta's first block, then of the next one; then follow the blocks of the shared expert.
 struct DecodeDownRow {
@@ -76,28 +65,28 @@ struct DecodeGroup {
 // Goes through the subtiles of a warp: its run of gate/up, then its run of down.
 struct DecodeSubtiles {
   static constexpr int64_t step = cuda::kTileBytes;  // from a subtile of a row to the next one
+  // Where a lane's scales are among those of a subtile.
+  __device__ static uint32_t scales_of(uint32_t lane) { return lane / 4 * 8; }
 
   const DecodeArgs& args;
-  const Bf16DecodeShare& share;
-  const DecodeRouting& routing;
+  const DecodeShare& share;
+  const Bf16DecodeRouting& routing;
   DecodeRows rows;  // from the next one on
   bool in_down = false;
-  const uint8_t* at;        // codes of the next subtile
-  int32_t left, scales_at;  // subtiles of the row that are left
+  const uint8_t* at;            // codes of the next subtile
+  int32_t left = 0, scales_at;  // subtiles of the row that are left
 
-  __device__ DecodeSubtiles(const DecodeArgs& args_, const Bf16DecodeShare& share_,
-                            const DecodeRouting& routing_)
-      : args(args_), share(share_), routing(routing_), rows(share.gate_up) {
-    next_row<false>();
-  }
-  // Begins the next row; left = 0 at the end. kDown: no row of gate/up is left.
+  __device__ DecodeSubtiles(const DecodeArgs& args_, const DecodeShare& share_,
+                            const Bf16DecodeRouting& routing_)
+      : args(args_), share(share_), routing(routing_), rows(routing.gate_up[threadIdx.x / 32]) {}
+  // Begins the next row, once none of this one is left; false at the end. kDown: no row of gate/up
+  // is left.
   template <bool kDown>
-  __device__ void next_row() {
-    left = 0;
+  __device__ bool next_row() {
     if (!rows.more()) {
-      if (in_down) return;
-      in_down = true, rows = DecodeRows(share.down);
-      if (!rows.more()) return;
+      if (in_down) return false;
+      in_down = true, rows = DecodeRows(routing.down[threadIdx.x / 32]);
+      if (!rows.more()) return false;
     }
     if (!kDown && !in_down) {
       const DecodeGroup group(args, share, share.first_group + rows.row);
@@ -110,6 +99,7 @@ struct DecodeSubtiles {
       begin(part.weights + routing.expert_of[of.active] * part.expert_stride + part.down_offset,
             share.first_block + of.block, part.down_k_tiles);
     }
+    return true;
   }
   __device__ void begin(const uint8_t* matrix, int32_t group, int32_t k_tiles) {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
@@ -151,27 +141,31 @@ struct DecodePartials {
 // lanes share the scales. Subtiles: the warp's, in order (DecodeSubtiles or Fp8Subtiles).
 template <class Subtiles>
 struct DecodeRing {
-  uint32_t first, lane_codes,
-      lane_scales;  // shared addresses: the ring, and within the first subtile
+  // Shared addresses in the first subtile. Pinned, since the compiler would compute them again for
+  // each subtile.
+  uint32_t lane_codes, lane_scales, lane_copy;
   uint32_t slot = 0;
   Subtiles subtiles;
 
-  __device__ DecodeRing(const uint8_t* rings, const Subtiles& subtiles_)
-      : first(cuda::ptx::shared_address(rings) +
-              threadIdx.x / 32 * (kDecodeDepth * kDecodeSubtileBytes)),
-        lane_codes(first + threadIdx.x % 32 * 16),
-        lane_scales(first + 1024 + threadIdx.x % 32 / 4 * 8),
-        subtiles(subtiles_) {}
+  __device__ DecodeRing(const uint8_t* rings, const Subtiles& subtiles_) : subtiles(subtiles_) {
+    const uint32_t lane = threadIdx.x % 32,
+                   first = cuda::ptx::shared_address(rings) +
+                           threadIdx.x / 32 * (kDecodeDepth * kDecodeSubtileBytes);
+    lane_codes = first + lane * 16;
+    lane_scales = first + 1024 + Subtiles::scales_of(lane);
+    lane_copy = first + 1024 + lane * 4;
+    cuda::ptx::pin(lane_codes), cuda::ptx::pin(lane_scales), cuda::ptx::pin(lane_copy);
+  }
   // Starts the copy of the next subtile, if there is one, into the slot.
   template <bool kDown>
   __device__ void copy() {
-    if (subtiles.left > 0) {
+    if (subtiles.left > 0 || subtiles.template next_row<kDown>()) {
       const uint8_t* const codes = subtiles.at;
       cuda::ptx::cp_async_16(lane_codes + slot, codes);
       cuda::ptx::cp_async_16(lane_codes + slot + 512, codes + 512);
-      cuda::ptx::cp_async_4(first + slot + 1024 + threadIdx.x % 32 * 4, codes + subtiles.scales_at);
+      cuda::ptx::cp_async_4(lane_copy + slot, codes + subtiles.scales_at);
       subtiles.at += subtiles.step;
-      if (--subtiles.left == 0) subtiles.template next_row<kDown>();
+      --subtiles.left;
     }
     cuda::ptx::cp_async_commit_group();
     slot = slot == (kDecodeDepth - 1) * kDecodeSubtileBytes ? 0 : slot + kDecodeSubtileBytes;
@@ -237,23 +231,65 @@ struct DecodeAccumulators {
   }
 };
 
-// Multiplies the subtiles [k_tile, end) of a row, which are the ring's next ones. activations: this
-// lane's first 16 bytes of its token's row, in the order of B fragments. to: rows r and r + 8,
-// tokens 2q and 2q + 1.
-template <bool kDown>
-__device__ inline void multiply_subtiles(DecodeRing<DecodeSubtiles>& ring,
-                                         const uint8_t* activations, int32_t k_tile, int32_t end,
-                                         const Bf16Products::Constants& constants, float (&to)[4]) {
-  DecodeAccumulators accumulators;
-#pragma unroll 1
-  for (; k_tile < end; ++k_tile) {
+// A row of hidden in shared memory, in the order of B fragments.
+struct SharedColumns {
+  uint32_t at;  // this lane's first 16 bytes
+
+  __device__ DecodeColumns next() {
     DecodeColumns columns;
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      columns.words[i] = *reinterpret_cast<const uint4*>(activations + (k_tile * 4 + i) * 64);
+    for (uint32_t i = 0; i < 4; ++i)
+      columns.words[i] = DecodeRing<DecodeSubtiles>::load_shared_16(at + i * 64);
+    at += 256;
+    return columns;
+  }
+};
+// A row of the intermediate in global memory. Reads one subtile ahead: dequantizing hides that.
+class GlobalColumns {
+ public:
+  // vectors: 32 k each, that the row still has from `at` on. Further ones are 0.
+  __device__ GlobalColumns(const uint8_t* at, int32_t vectors) : at_(at), vectors_(vectors) {
+    read();
+  }
+  __device__ DecodeColumns next() {
+    const DecodeColumns columns = ahead_;
+    at_ += 256, vectors_ -= 4;
+    read();
+    return columns;
+  }
+
+ private:
+  __device__ void read() {
+    if (vectors_ >= 4) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        ahead_.words[i] = __ldcg(reinterpret_cast<const uint4*>(at_ + i * 64));
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        ahead_.words[i] =
+            i < vectors_ ? __ldcg(reinterpret_cast<const uint4*>(at_ + i * 64)) : uint4{};
+    }
+  }
+
+  const uint8_t* at_;
+  int32_t vectors_;
+  DecodeColumns ahead_;
+};
+
+// Multiplies `count` subtiles of a row, which are the ring's next ones. to: rows r and r + 8,
+// tokens 2q and 2q + 1.
+template <bool kDown, class Columns>
+__device__ inline void multiply_subtiles(DecodeRing<DecodeSubtiles>& ring, Columns columns,
+                                         int32_t count, const Bf16Products::Constants& constants,
+                                         float (&to)[4]) {
+  DecodeAccumulators accumulators;
+#pragma unroll(kDown ? 2 : 1)
+  for (; count > 0; --count) {
+    const DecodeColumns now = columns.next();
     Bf16Products::Weights weights[2];
     ring.take<kDown>(weights);
-    accumulators.multiply(weights, columns, constants);
+    accumulators.multiply(weights, now, constants);
   }
   accumulators.sum(to);
 }

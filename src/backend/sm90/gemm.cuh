@@ -122,8 +122,6 @@ __device__ NVFP4_MOE_INLINE_IF_BOUNDED void gemm(const GemmArgs& args, const Epi
                                                  const Rows& rows) {
   static_assert(!Epilogue::kReportsNonfinite || Traits::kTmaRows);
   if (args.after_route) ptx::launch_dependents();
-  ptx::prefetch_parameters(args);
-  ptx::prefetch_parameters(epilogue);
   if (threadIdx.x == 0) init_barriers<Traits, Rows>();
   if constexpr (Traits::kFp8) fill_magnitudes<Traits>();
   if constexpr (Rows::kFusedRouting) {
@@ -171,7 +169,6 @@ inline constexpr size_t wide_of = wide_beside(kIndex);
 
 // Whether route has listed wide tiles. Waits for route if it may still be running.
 __device__ inline bool lists_wide(const GemmArgs& args) {
-  ptx::prefetch_parameters(args);
   if (!args.after_route) ptx::grid_dependency_wait();
   return __ldcg(args.lists_wide) != 0;
 }

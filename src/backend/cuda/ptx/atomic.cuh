@@ -18,15 +18,19 @@ __device__ inline int32_t atomic_increment_acq_rel(int32_t* counter) {
                : "memory");
   return before;
 }
-__device__ inline uint32_t atomic_add_acq_rel(uint32_t* counter, uint32_t value) {
-  uint32_t before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(counter), "r"(value)
-               : "memory");
-  return before;
+
+// red.release.gpu.global.add: the same without the value before, so that the thread need not wait
+// for it. Does not make the writes of others visible.
+__device__ inline void reduce_add_release(uint32_t* counter, uint32_t value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
 
+// ld.relaxed.gpu: unlike ld.acquire.gpu, it does not wait for this thread's earlier accesses.
+__device__ inline uint32_t load_relaxed(const uint32_t* from) {
+  uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
 // ld.acquire.gpu.
 __device__ inline uint32_t load_acquire(const uint32_t* from) {
   uint32_t value;

@@ -29,16 +29,6 @@ __device__ inline uint64_t pinned(uint64_t value) {
 // The compiler moves no memory access across it.
 __device__ inline void compiler_fence() { asm volatile("" ::: "memory"); }
 
-// Reads one word of each 64 bytes of a kernel's parameters, which loads them into the constant
-// cache.
-template <class Parameters>
-__device__ inline void prefetch_parameters(const Parameters& parameters) {
-#pragma unroll
-  for (size_t at = 0; at < sizeof(Parameters); at += 64)
-    asm volatile("" ::"r"(
-        *reinterpret_cast<const uint32_t*>(reinterpret_cast<const uint8_t*>(&parameters) + at)));
-}
-
 // mov of %tid.x. Volatile, unlike threadIdx.x, so that values derived from it are not kept in
 // registers from before this point.
 __device__ inline int read_tid_x() {

@@ -49,27 +49,6 @@ __device__ inline void fill_fp8_table(uint8_t* table) {
   }
 }
 
-// The rows of subtiles of a warp, and how the warps of its warpgroup share them along K.
-struct Fp8Warp {
-  int32_t first_m;    // row of the warpgroup's first warp; that of this warp is share.*_m
-  int32_t k, k_warp;  // the warpgroup's first subtile along K, and this warp's
-  int32_t shift;      // log2 of the warps that share a row
-
-  __device__ Fp8Warp(int32_t k_shift) : shift(k_shift) {
-    const auto warp = static_cast<int32_t>(threadIdx.x / 32);
-    first_m = (warp & ~3) >> shift;
-    k_warp = warp & ((1 << shift) - 1);
-    k = k_warp & ~3;
-  }
-  __device__ int32_t last_m() const { return first_m + (3 >> shift); }
-  // Which eight columns of a product belong to this warp.
-  __device__ int32_t own_columns() const { return k_warp & 3; }
-  // Subtiles of a warp along K, from the given one on.
-  __device__ int32_t steps(int32_t k_tiles, int32_t from) const {
-    return max((k_tiles - from + (1 << shift) - 1) >> shift, 0);
-  }
-};
-
 // A warp's weights: the subtile that it has read last, and its ring.
 struct Fp8Stream {
   Fp8Ring& ring;

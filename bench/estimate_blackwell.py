@@ -266,10 +266,12 @@ def hopper_tables(cells):
             yield line(["shape", "us", *(f"T = {t}" for t in tokens)])
             yield "|---|---|" + "---:|" * len(tokens)
             for shape, activations in dict.fromkeys((c["shape"], c["format"]) for c in group):
-                row = [c for c in group if (c["shape"], c["format"]) == (shape, activations)]
-                yield line([f"{shape}, {layer_time.FORMATS[activations]}", "measured", *(shown(c["us"]) for c in row)])
-                yield line(["", "model", *(shown(c["model_us"]) for c in row)])
-                yield line(["", "error, %", *(f"{100 * c['error']:+.0f}" for c in row)])
+                of = {c["tokens"]: c for c in group if (c["shape"], c["format"]) == (shape, activations)}
+                row = [of.get(t) for t in tokens]
+                what = f"{shape}, {layer_time.FORMATS[activations]}"
+                yield line([what, "measured", *(shown(c["us"]) if c else "" for c in row)])
+                yield line(["", "model", *(shown(c["model_us"]) if c else "" for c in row)])
+                yield line(["", "error, %", *(f"{100 * c['error']:+.0f}" if c else "" for c in row)])
             yield ""
 
 

@@ -22,18 +22,14 @@ MEASURED = {
     "issue_bf16": (704, "clocks", "to dequantize a k-block of 256 weight rows for bf16 products",
                    "hopper.md: 176 instructions, four warps a scheduler"),
     "issue_fp8": (544, "clocks", "the same for E4M3 products", "hopper.md: 136 instructions, four warps"),
-    "issue_one_launch": (692, "clocks", "a subtile of each warp in the kernel of one launch",
-                         "hopper.md: 173 instructions, four warps a scheduler"),
     "epilogue": (3328 / 32768, "clocks", "of a multiprocessor for an output",
                  "hopper.md: 13 instructions an output, 32 lanes, four schedulers"),
 }  # fmt: skip
-# Fitted on the 308 cells of the H200, with --fit; block_us later, with the others as they were.
+# Fitted with --fit on 308 cells of the H200. Some were of the kernel of one launch, which the model then had.
 FITTED = {
     "gemm_us": (3.64, "us", "from the end of the kernel before a GEMM to its first products"),
     "kernel_us": (2.17, "us", "of any other kernel, if it has little to do"),
     "split_us": (1.85, "us", "arrival at split tiles, and their reduction"),
-    "one_launch_us": (6.92, "us", "launch, routing, barrier and combine of the kernel of one launch"),
-    "block_us": (0.528, "us", "in that kernel, for each time that a cta divides down among its warps"),
     "tile": (3190, "clocks", "beginning and end of a work tile"),
     "rows_share": (1.37, "", "share of the memory bandwidth for rows between kernels (above 1: L2 holds some)"),
     "power_tb_s": (7.68, "TB/s", "weights, if the power cap were the only limit"),
@@ -42,7 +38,7 @@ FITTED = {
 }
 CONSTANTS = {name: value[0] for name, value in {**MEASURED, **FITTED}.items()}
 # Limits that are close to each other do not overlap fully: together they take (a^n + b^n)^(1/n).
-OVERLAP, OVERLAP_ONE_LAUNCH = 4, 2  # in one launch the warps that multiply also request the copies
+OVERLAP = 4
 
 CARDS = {"H100": 3.35, "H200": 4.8}  # TB/s, NVIDIA's data sheets; both have 132 multiprocessors and 700 W
 MULTIPROCESSORS = 132
@@ -57,8 +53,8 @@ SHAPES = {
 }  # fmt: skip
 
 
-def overlapped(limits, exponent=OVERLAP):
-    return sum(limit**exponent for limit in limits) ** (1 / exponent)
+def overlapped(limits):
+    return sum(limit**OVERLAP for limit in limits) ** (1 / OVERLAP)
 
 
 def gemm_us(chip, work, constants=CONSTANTS):
@@ -102,65 +98,8 @@ def other_us(chip, batch, constants=CONSTANTS):
 # ---- Hopper
 
 
-SHARED_BYTES = 227 * 1024  # of a cta, at most
-
-
-def in_one_launch(shape, tokens):
-    """Whether an sm90 layer under bf16 takes one launch: plan_decode in backend/sm90/decode.cu."""
-    local, experts, top_k, hidden, intermediate = SHAPES[shape]
-    chosen = local * (1 - (1 - top_k / experts) ** tokens)
-    weights = chosen * 3 * hidden * intermediate * WEIGHT_BYTES
-    assignments = tokens * top_k
-    partials = 8192 + blocks_of(hidden) * assignments * 64
-    rings, routing = 16 * 4 * 1152, 9984  # routing: Bf16DecodeRouting
-    rows = max(tokens * row_bytes(hidden), assignments * row_bytes(intermediate))
-    return (tokens <= 8 and assignments <= 128 and weights <= 256e6 and intermediate <= hidden
-            and rings + partials + rows + routing <= SHARED_BYTES)  # fmt: skip
-
-
-def blocks_of(hidden):
-    """The most blocks of 16 output channels that a cta has in one launch."""
-    return math.ceil(hidden / 16 / MULTIPROCESSORS)
-
-
-def row_bytes(k):
-    return math.ceil(k / 128) * 256 + 64
-
-
-def subtiles_by_powers(items, planned_items, k_tiles):
-    """Returns the subtiles of the busiest of 16 warps if a power of two of them shares an item along K, as kernels
-    before f140f6f did."""
-
-    def of(count, warps):
-        return math.ceil(count / (16 // warps)) * (math.ceil(k_tiles / warps) + (1.5 if warps > 1 else 1))
-
-    return of(items, min((w for w in (1, 2, 4, 8, 16) if w <= k_tiles), key=lambda w: of(planned_items, w)))
-
-
-def subtiles_by_runs(items, _, k_tiles):
-    """The same if all items, one after the other, are divided into equal runs (backend/sm90/decode_runs.h)."""
-    return math.ceil(items * k_tiles / 16) + 1.5
-
-
-def one_launch_us(cell, hit, rate, constants):
-    local, experts, top_k, hidden, intermediate = SHAPES[cell["shape"]]
-    planned = math.ceil(cell["tokens"] * top_k * local / experts)
-    groups = 2 * intermediate / 16 / MULTIPROCESSORS  # of an expert, for each cta
-    subtiles_of_a_warp = subtiles_by_runs if cell["by_runs"] else subtiles_by_powers
-    blocks = blocks_of(hidden)
-    gate_up = subtiles_of_a_warp(math.ceil(hit * groups), math.ceil(planned * groups), math.ceil(hidden / 128))
-    # Kernels before ae8b8f1 divide the rows of each block by themselves, and wait for each other after each.
-    divisions, in_one = (1, blocks) if cell["at_once"] else (blocks, 1)
-    down = divisions * subtiles_of_a_warp(in_one * hit, planned, math.ceil(intermediate / 128))
-    total = constants["one_launch_us"] + divisions * constants["block_us"]
-    for subtiles, values in ((gate_up, 2 * hidden * intermediate), (down, hidden * intermediate)):
-        warps = subtiles * constants["issue_one_launch"] / (constants["clock_ghz"] * 1e3)
-        total += overlapped((hit * values * WEIGHT_BYTES / rate, warps), OVERLAP_ONE_LAUNCH)
-    return total
-
-
 def hopper_us(cell, plan, constants=CONSTANTS):
-    """Returns (us, the limit of gemm1) of a measured cell. plan: its work, from bench_blackwell_plans."""
+    """Returns the us of a measured cell. plan: its work, from bench_blackwell_plans."""
     _, _, top_k, hidden, intermediate = SHAPES[cell["shape"]]
     scale = cell["experts_hit"] / plan["experts_hit"]  # of the routings that were drawn
     hit, rows = cell["experts_hit"], plan["rows"] * scale
@@ -169,67 +108,61 @@ def hopper_us(cell, plan, constants=CONSTANTS):
         "memory_tb_s": CARDS[cell["card"]], "clock_ghz": constants["clock_ghz"],
         "power_tb_s": constants["power_tb_s"], "power_pflop_s": constants["power_fp8" if fp8 else "power_bf16"],
     }  # fmt: skip
-    if cell["one_launch"]:
-        return one_launch_us(cell, hit, chip["memory_tb_s"] * constants["read_share"] * 1e6, constants), "one launch"
-    gemms = {}
+    us = 0
     for gemm, m, k in (("gemm1", 2 * intermediate, hidden), ("gemm2", hidden, intermediate)):
         launch, blocks = plan[gemm], plan["tile_m"] / 256 * scale
-        gemms[gemm] = gemm_us(chip, {
+        us += gemm_us(chip, {
             "bytes": hit * m * k * WEIGHT_BYTES, "flops": 2 * rows * m * k,
             "clocks": {"products": launch["longest_clocks"] * scale,
                        "dequantizing": launch["longest_k_blocks"] * blocks
                        * constants["issue_fp8" if fp8 else "issue_bf16"]},
             "tiles": launch["tiles"] * scale / MULTIPROCESSORS, "outputs": rows * m / MULTIPROCESSORS,
             "split": launch["partials"] > 0, "epilogue_overlaps": False,
-        }, constants)  # fmt: skip
+        }, constants)["us"]  # fmt: skip
     part = SHAPES[cell["shape"]][0] < SHAPES[cell["shape"]][1] and cell["tokens"] >= 33
     by_gemm2 = fp8 and plan["tile_n"] == 8 and not part  # gemm2 requantizes as it loads
-    other = other_us(chip, {
+    return us + other_us(chip, {
         "tokens": cell["tokens"], "local_tokens": min(cell["tokens"], plan["local_tokens"] * scale), "rows": rows,
         "assignments": cell["tokens"] * top_k, "hidden": hidden, "intermediate": intermediate,
         "row_bytes": 1 if fp8 else 2, "gathers": plan["tma_rows"],
         "requantizes": cell["format"] != "bf16" and not by_gemm2,
     }, constants)  # fmt: skip
-    return gemms["gemm1"]["us"] + gemms["gemm2"]["us"] + other, gemms["gemm1"]["limit"]
 
 
 def measured_cells():
-    """Returns this library's cells of moe_bench, and those of one launch and a launch per step, of both cards."""
+    """Returns this library's cells of moe_bench, and those of a launch per step, of both cards.
+
+    Layers in one launch are left out. In moe_bench they are among those of W4A16 with at most 8 tokens.
+    """
     cells = []
     for card in CARDS:
         record = json.loads(next(RESULTS.glob(f"moe-layers-{card.lower()}-*.json")).read_text())
         for row in record["rows"]:
             activations = row["layer"].removeprefix("nvfp4_moe_")
-            if activations != row["layer"]:
+            if activations != row["layer"] and (activations != "bf16" or row["tokens"] > 8):
                 cells.append({
                     "card": card, "record": "moe_bench", "shape": row["shape"], "tokens": row["tokens"],
                     "format": activations, "us": row["us"], "experts_hit": row["experts_hit"], "routing": "nearest",
-                    "one_launch": activations == "bf16" and in_one_launch(row["shape"], row["tokens"]),
-                    "by_runs": False, "at_once": False,
                 })  # fmt: skip
         record = json.loads(next(RESULTS.glob(f"hopper-few-tokens-{card.lower()}-*.json")).read_text())
-        division = record.get("division", "")
-        for shape, tokens, floor, _, _, one, several in record["rows"]:
+        for shape, tokens, floor, *_, us in record["rows"]:
             _, _, _, hidden, intermediate = SHAPES[shape]
             hit = floor * PUBLISHED_FLOOR_TB_S * 1e6 / (3 * hidden * intermediate * WEIGHT_BYTES)
-            one_launch = in_one_launch(shape, tokens)
-            for kind, us, single in (("one launch", one, one_launch), ("a launch per step", several, False)):
-                cells.append({
-                    "card": card, "record": kind, "shape": shape, "tokens": tokens, "format": "bf16", "us": us,
-                    "experts_hit": hit, "routing": "any", "one_launch": single, "by_runs": "runs" in division,
-                    "at_once": "all output channels" in division,
-                })  # fmt: skip
+            cells.append({
+                "card": card, "record": "a launch per step", "shape": shape, "tokens": tokens, "format": "bf16",
+                "us": us, "experts_hit": hit, "routing": "any",
+            })  # fmt: skip
     return cells
 
 
 def compared(plans, constants=CONSTANTS):
-    """Returns the measured cells with what the model predicts: model_us, error and limit."""
+    """Returns the measured cells with what the model predicts: model_us and error."""
     of = {(p["shape"], p["tokens"], p["products"], p["routing"]): p for p in plans["hopper"]}
     cells = measured_cells()
     for cell in cells:
         products = "fp8" if cell["format"] == "fp8" else "bf16"
         plan = of[cell["shape"], cell["tokens"], products, cell["routing"]]
-        cell["model_us"], cell["limit"] = hopper_us(cell, plan, constants)
+        cell["model_us"] = hopper_us(cell, plan, constants)
         cell["error"] = cell["model_us"] / cell["us"] - 1
     return cells
 

@@ -240,7 +240,7 @@ TEST_F(Sm90Fp8Decode, EveryNumberOfTokens) {
     expect_layer(
         with_fp8(decode_case(64, top_k, std::min<int64_t>(528, 3 * channels), 144, tokens)));
     expect_layer(with_fp8(decode_case(16, 8, std::min<int64_t>(2048, 12 * channels), 768, tokens)));
-    if (channels >= 128) expect_layer(with_fp8(decode_case(4, 2, 8192, 32, tokens)));
+    if (channels >= 128 && tokens <= 2) expect_layer(with_fp8(decode_case(4, 2, 8192, 32, tokens)));
   }
 }
 

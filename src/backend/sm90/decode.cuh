@@ -23,10 +23,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/ptx/address.cuh"
-#include "backend/cuda/ptx/fence.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
-#include "backend/cuda/ptx/registers.cuh"
 #include "backend/sm90/decode_down.cuh"
 #include "backend/sm90/decode_gate_up.cuh"
 

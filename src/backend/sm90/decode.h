@@ -30,7 +30,7 @@ NVFP4_MOE_HOST_DEVICE constexpr int32_t decode_row_bytes(int32_t k_tiles) {
   return k_tiles * cuda::kTileK * 2 + 64;
 }
 
-// The same under fp8. With more tokens a launch per step is faster.
+// The same under fp8. At eight a launch per step was faster (bench/notes/hopper.md).
 inline constexpr int kFp8DecodeTokens = 4;
 // Warps that share a row of down at least, under fp8: a warpgroup multiplies one expert's rows.
 inline constexpr int kFp8DownWarps = 4;

@@ -10,9 +10,6 @@
 #include "backend/cuda/gemm/biases.cuh"
 #include "backend/cuda/gemm/gated_activation.cuh"
 #include "backend/cuda/gemm/scheduler.h"
-#include "backend/cuda/ptx/address.cuh"
-#include "backend/cuda/ptx/atomic.cuh"
-#include "backend/cuda/ptx/fence.cuh"
 #include "backend/cuda/ptx/named_barrier.cuh"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/small_batch.cuh"
@@ -118,7 +115,7 @@ struct alignas(16) DecodeRouting {
   uint32_t nonfinite_tokens;
   uint32_t nonfinite_of_warp[kDecodeWarps];  // the bits that each warp has found in its hidden
   uint32_t bad_ids, nonfinite_weights;
-  uint32_t grid_before;  // decode_grid_counter when this cta started
+  uint32_t grid_before;  // the grid's counter when this cta started (decode_down.cuh)
 };
 
 // With bf16 activations.
@@ -146,13 +143,6 @@ using DecodeRoutingOf =
 __device__ inline int32_t routing_warps(const DecodeArgs& args) {
   return static_cast<int32_t>(args.ids.assignments + 31) / 32;
 }
-__device__ uint32_t decode_grid_counter = 0;  // wait_for_grid (decode_down.cuh)
-// The last thread reads the counter, long before it is needed: no routing waits for that thread.
-inline constexpr int kDecodeGridReader = kDecodeThreads - 1;
-__device__ inline uint32_t read_grid_counter() {
-  return threadIdx.x == kDecodeGridReader ? cuda::ptx::load_relaxed(&decode_grid_counter) : 0;
-}
-
 // Routes the batch: fills `to`, except for the scales and the nonfinite tokens. Called by `warps`
 // warps. All weights wait for this, so what does not depend on the ids is done while they arrive.
 __device__ inline void route_decode(const DecodeArgs& args, int32_t warps, DecodeRouting& to) {

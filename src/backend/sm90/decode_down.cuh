@@ -15,7 +15,15 @@ namespace nvfp4_moe::internal::sm90 {
 
 // ---- the grid
 
-// Waits until every cta of the grid has arrived, and makes their writes visible. Bit 31 of the
+__device__ uint32_t decode_grid_counter = 0;
+
+// The last thread reads the counter, long before it is needed: no routing waits for that thread.
+inline constexpr int kDecodeGridReader = kDecodeThreads - 1;
+__device__ inline uint32_t read_grid_counter() {
+  return threadIdx.x == kDecodeGridReader ? cuda::ptx::load_relaxed(&decode_grid_counter) : 0;
+}
+
+// Arrives, waits until every cta of the grid has, and makes their writes visible. Bit 31 of the
 // counter flips when all have: the first cta adds what the others leave to 2^31. The counter needs
 // no reset, and any number of launches may use it one after the other. Two grids that use it never
 // overlap before their barrier: all ctas of a grid are resident when it begins (a cooperative
@@ -62,7 +70,7 @@ struct DecodeDown {
   // How an expert's accumulators become values of its rows: channels r and r + 8, tokens 2q and
   // 2q + 1.
   struct Output {
-    float* to[2];  // of each token; null: no row
+    float* to[2];  // for tokens 2q and 2q + 1; null if the token has no row
     float scale, bias[2];
   };
   __device__ Output output(const DecodeDownRow& of) const {

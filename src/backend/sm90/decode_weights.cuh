@@ -247,7 +247,8 @@ struct SharedColumns {
 // A row of the intermediate in global memory. Reads one subtile ahead: dequantizing hides that.
 class GlobalColumns {
  public:
-  // vectors: 32 k each, that the row still has from `at` on. Further ones are 0.
+  // at: this lane's first 16 bytes. vectors: of 32 k, that the row still has from there on. Further
+  // ones are 0.
   __device__ GlobalColumns(const uint8_t* at, int32_t vectors) : at_(at), vectors_(vectors) {
     read();
   }
@@ -284,6 +285,7 @@ __device__ inline void multiply_subtiles(DecodeRing<DecodeSubtiles>& ring, Colum
                                          int32_t count, const Bf16Products::Constants& constants,
                                          float (&to)[4]) {
   DecodeAccumulators accumulators;
+  // Down's columns are read ahead into other registers: in pairs they need no copies.
 #pragma unroll(kDown ? 2 : 1)
   for (; count > 0; --count) {
     const DecodeColumns now = columns.next();

@@ -19,8 +19,8 @@ __device__ inline int32_t atomic_increment_acq_rel(int32_t* counter) {
   return before;
 }
 
-// red.release.gpu.global.add: the same without the value before, so that the thread need not wait
-// for it. Does not make the writes of others visible.
+// red.release.gpu.global.add: earlier writes become visible as above, but those of others do not.
+// Returns nothing, so that the thread need not wait.
 __device__ inline void reduce_add_release(uint32_t* counter, uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
@@ -31,6 +31,7 @@ __device__ inline uint32_t load_relaxed(const uint32_t* from) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
 }
+
 // ld.acquire.gpu.
 __device__ inline uint32_t load_acquire(const uint32_t* from) {
   uint32_t value;

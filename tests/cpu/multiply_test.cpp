@@ -1,5 +1,6 @@
 // Strips times any number of rows, for every instruction set: bits of 8-bit activations, bounds of
 // W4A16.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -57,9 +58,11 @@ struct Problem {
   // have the layer's layout: the stride is an odd multiple of 64 bytes, and the last row is
   // followed by the rows that a tile may read past it, NaNs.
   std::vector<float> sums(const Kernels& kernels, Format format, int64_t first, int64_t count,
-                          bool same_bits = false, int shift = 0) const {
+                          bool same_bits = false, int shift = 0,
+                          bool for_single_row = false) const {
     const Multiplication& multiplication = kernels.multiplication(format);
-    const int64_t stride = (chunks_of(k) * multiplication.chunk_bytes + 63) / 64 * 64 + 64,
+    const int64_t chunk_bytes = multiplication.chunk_bytes + multiplication.single_row_chunk_bytes;
+    const int64_t stride = (chunks_of(k) * chunk_bytes + 63) / 64 * 64 + 64,
                   rows = count + multiplication.tile_rows - 1;
     std::vector<std::byte> operands(static_cast<size_t>(stride * rows), std::byte{0xFF});
     std::vector<const std::byte*> pointers;
@@ -76,14 +79,19 @@ struct Problem {
         case Format::kFp8: kernels.fp8_operands(x_fp8.data() + i * k, k, row); break;
         case Format::kBf16: kernels.bf16_operands(x_bf16.data() + i * k, k, row); break;
       }
+      if (for_single_row) kernels.single_row_operands(k, row);
     }
     Strip strip{
         .bytes = packed.data(), .panels = panels, .chunks = chunks_of(k), .next = packed.data()};
     if (format == Format::kFp8) strip.fp8_shift = {shift, shift + 1};
     std::vector<float> acc(static_cast<size_t>(rows * panels * kPanelRows), -1.0f);
-    multiplication.multiply(
-        strip, {.rows = pointers.data(), .count = count, .k = k, .same_bits = same_bits},
-        acc.data());
+    multiplication.multiply(strip,
+                            {.rows = pointers.data(),
+                             .count = count,
+                             .k = k,
+                             .same_bits = same_bits,
+                             .for_single_row = for_single_row},
+                            acc.data());
     acc.resize(static_cast<size_t>(count * panels * kPanelRows));
     return acc;
   }
@@ -150,6 +158,45 @@ TEST_P(Multiply, InFp32HasThePortableBits) {
       for (const int shift : {3, 7, 12}) expect_same(Format::kFp8, false, shift);
     }
   });
+}
+
+// What is written for single rows changes no bit: of a single row, whatever its numbers, and of
+// several.
+TEST_P(Multiply, ForASingleRowHasTheSameBits) {
+  if (kernels().bf16.single_row_chunk_bytes == 0)
+    GTEST_SKIP() << kernels().backend_name << " multiplies a single row like others";
+  constexpr int64_t kRows = 400;
+  std::mt19937 random(11);
+  for (const int64_t k : {64, 80, 1040})
+    for (const int64_t panels : {1, 2}) {
+      Problem problem(k, panels, kRows, static_cast<uint32_t>(k + panels));
+      // A block's numbers are below 2^(last - 126) and lie in up to 24 binades: those that need two
+      // bytes, three and more. Some blocks are at both ends of bf16, with subnormals, Inf and NaN,
+      // some have long significands and some are nearly all zeros.
+      for (int64_t i = 0; i < kRows * k; i += kBlockElems) {
+        const uint_fast32_t last = random() % 4 == 0 ? random() % 256 : 120 + random() % 8,
+                            binades = random() % 25, significands = random() % 4 == 0 ? 0x7C : 0;
+        const bool sparse = random() % 8 == 0;
+        for (int64_t j = i; j < i + kBlockElems; ++j) {
+          const uint_fast32_t exponent = last - std::min(last, random() % (binades + 1)),
+                              sign = random() % 2 << 15, bits = random() % 128 | significands;
+          problem.x_bf16[static_cast<size_t>(j)] = static_cast<uint16_t>(
+              sparse && random() % 8 != 0 ? sign : sign | exponent << 7 | bits);
+        }
+      }
+      const auto expect_same = [&](int64_t first, int64_t count, bool same_bits) {
+        std::vector<float> some =
+            problem.sums(kernels(), Format::kBf16, first, count, same_bits, 0, true);
+        std::vector<float> plain = problem.sums(kernels(), Format::kBf16, first, count, same_bits);
+        for (auto* sums : {&some, &plain})  // a NaN may have any sign and payload
+          for (float& sum : *sums) sum = std::isnan(sum) ? NAN : sum;
+        ASSERT_TRUE(same(some, plain) && some.size() == plain.size())
+            << "K " << k << " panels " << panels << " rows " << count << " from " << first;
+      };
+      for (int64_t i = 0; i < kRows; ++i) expect_same(i, 1, false);
+      for (const int64_t count : {1, 2, 3, 5}) expect_same(0, count, true);
+      for (const int64_t count : {2, 3, 5}) expect_same(0, count, false);
+    }
 }
 
 // |err| <= (K/4 + 4) 2^-24 sum |p| (docs/explanation/numerics.md), for the sum before any epilogue.

@@ -73,8 +73,11 @@ ConvertedRow convert_row(const Kernels& kernels, const void* data, DType dtype, 
 void write_operands(const Kernels& kernels, const ActivationBuffers& activations, int64_t row,
                     const Operands& operands) {
   const int64_t k = operands.k;
-  if (operands.format == ActivationFormat::kBf16)
-    return kernels.bf16_operands(activations.bf16 + row * k, k, operands.row(row));
+  if (operands.format == ActivationFormat::kBf16) {
+    kernels.bf16_operands(activations.bf16 + row * k, k, operands.row(row));
+    if (operands.for_single_row) kernels.single_row_operands(k, operands.row(row));
+    return;
+  }
   if (operands.format == ActivationFormat::kInt8Block)
     return kernels.int8_operands(activations.int8_codes + row * k,
                                  activations.int8_scales + row * (k / kBlockElems), k,

@@ -207,6 +207,8 @@ void multiply_int8(const Strip& strip, const OperandRows& rows, float* acc) {
   multiply_int8_panels<2>(strip, rows, acc);
 }
 
+#include "backend/cpu/integer_block_avx2.h"
+
 }  // namespace
 }  // namespace nvfp4_moe::internal::cpu
 NVFP4_MOE_TARGET_END
@@ -229,11 +231,12 @@ const Kernels kAvx2Kernels{
     .runs_on_host = runs_on_host,
     .nvfp4 = {"avx2_int8", kInt8ChunkBytes, 1, multiply_int8},
     .int8_block = {"avx2_int8", kInt8ChunkBytes, 1, multiply_int8},
-    .bf16 = {"avx2_fp32", kFloatChunkBytes, 1, multiply_fp32},
+    .bf16 = {"avx2_fp32", kFloatChunkBytes, 1, multiply_bf16, kIntegerChunkBytes},
     .fp8 = {"avx2_fp32_e4m3", kFloatChunkBytes, 1, multiply_fp8},
     .nvfp4_operands = nvfp4_operands,
     .int8_operands = int8_operands,
     .bf16_operands = fp32_operands,
+    .single_row_operands = integer_blocks_of_row,
     .fp8_operands = fp32_operands_of_fp8,
     .swiglu = swiglu_rows,
     .round = round_rows,

@@ -43,7 +43,8 @@ void multiply(const Kernels& kernels, const Operands& operands, const Strip& str
                 {.rows = block.rows,
                  .count = block.count,
                  .k = operands.k,
-                 .same_bits = operands.same_bits},
+                 .same_bits = operands.same_bits,
+                 .for_single_row = operands.for_single_row},
                 block.acc);
   if (operands.format == ActivationFormat::kFp8) undo_fp8_shifts(strip, block.count, block.acc);
 }

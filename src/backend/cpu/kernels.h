@@ -68,7 +68,8 @@ struct OperandRows {
   const std::byte* const* rows = nullptr;  // (count) operands of one activation format
   int64_t count = 0;
   int64_t k = 0;
-  bool same_bits = false;  // a row's result must not depend on count (batch_invariant)
+  bool same_bits = false;       // a row's result must not depend on count (batch_invariant)
+  bool for_single_row = false;  // every row is followed by what single_row_operands wrote
 };
 
 // An instruction set's functions for one activation format. A row's operands have the length of
@@ -82,6 +83,9 @@ struct Multiplication {
   // acc (count, panels * 16) = sum over k of row i's operand times the strip's weight rows, without
   // tensor scales and row scales. Overwrites acc.
   void (*multiply)(const Strip& strip, const OperandRows& rows, float* acc);
+  // Of what multiply() also reads in a batch in which most experts have a single row, if it can
+  // then multiply faster; or 0.
+  int64_t single_row_chunk_bytes = 0;
 };
 
 // Epilogue of gemm1 with a gate: acc (count, 32) = 16 gate and 16 up channels -> out row i at out +
@@ -158,6 +162,8 @@ struct Kernels {
                          std::byte* out);
   void (*int8_operands)(const int8_t* codes, const float* scales, int64_t k, std::byte* out);
   void (*bf16_operands)(const uint16_t* bf16, int64_t k, std::byte* out);
+  // Writes what follows a row of bf16_operands: chunks_of(k) times bf16.single_row_chunk_bytes.
+  void (*single_row_operands)(int64_t k, std::byte* row) = nullptr;
   void (*fp8_operands)(const uint8_t* codes, int64_t k, std::byte* out);
 
   void (*swiglu)(const MoeOptions& options, const SwigluRows& rows);

@@ -35,8 +35,8 @@ struct LinearScratch {
     } else {
       input.bf16 = arena.take<uint16_t>("x", ".bf16", tokens * weights.cols);  // (T, K)
     }
-    operands =
-        Operands::make(weights.activation_format, weights.cols, tokens, kernels, arena, "x", false);
+    operands = Operands::make(weights.activation_format, weights.cols, tokens, 1, kernels, arena,
+                              "x", false);
   }
 };
 

@@ -4,6 +4,7 @@
 // Everything is sized for the batch's number of tokens.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -22,15 +23,27 @@ struct Operands {
   int64_t k = 0;
   int64_t row_bytes = 0;
   std::byte* bytes = nullptr;
-  bool same_bits = false;  // OperandRows::same_bits
+  bool same_bits = false;       // OperandRows::same_bits
+  bool for_single_row = false;  // OperandRows::for_single_row
 
-  static Operands make(ActivationFormat format, int64_t k, int64_t rows, const Kernels& kernels,
-                       Arena& arena, const char* name, bool same_bits) {
+  // Up to `single_rows` rows most experts have a single one.
+  static Operands make(ActivationFormat format, int64_t k, int64_t rows, int64_t single_rows,
+                       const Kernels& kernels, Arena& arena, const char* name, bool same_bits) {
     const Multiplication& multiplication = kernels.multiplication(format);
-    const int64_t row_bytes = pitch_bytes(chunks_of(k) * multiplication.chunk_bytes);
-    const int64_t readable = rows + multiplication.tile_rows - 1;
-    return {format, k, row_bytes, arena.take<std::byte>("operands.", name, readable * row_bytes),
-            same_bits};
+    const int64_t chunk_bytes = multiplication.chunk_bytes,
+                  more_bytes = multiplication.single_row_chunk_bytes;
+    const int64_t row_bytes = pitch_bytes(chunks_of(k) * chunk_bytes),
+                  single_row_bytes = pitch_bytes(chunks_of(k) * (chunk_bytes + more_bytes));
+    const bool for_single_row = more_bytes > 0 && rows <= single_rows && !same_bits;
+    // At least as much as for fewer rows, since a workspace is sized for the largest batch.
+    const int64_t bytes = std::max((rows + multiplication.tile_rows - 1) * row_bytes,
+                                   std::min(rows, single_rows) * single_row_bytes);
+    return {.format = format,
+            .k = k,
+            .row_bytes = for_single_row ? single_row_bytes : row_bytes,
+            .bytes = arena.take<std::byte>("operands.", name, bytes),
+            .same_bits = same_bits,
+            .for_single_row = for_single_row};
   }
   std::byte* row(int64_t i) const { return bytes + i * row_bytes; }
 };
@@ -47,19 +60,20 @@ struct LayerScratch {
                const Kernels& kernels, Arena& arena) {
     const ActivationFormat format = config->activation_format;
     const bool same_bits = config->batch_invariant;
+    const int64_t top_k = config->top_k, single = std::max<int64_t>(1, config->num_experts / top_k);
     active_experts = arena.take<int32_t>("cpu.", "active_experts", range.count);
-    hidden =
-        Operands::make(format, config->hidden_size, tokens, kernels, arena, "hidden", same_bits);
+    hidden = Operands::make(format, config->hidden_size, tokens, single, kernels, arena, "hidden",
+                            same_bits);
     if (router_weight_on_input(config) && config->shared_intermediate_size > 0)
-      shared_hidden = Operands::make(format, config->hidden_size, tokens, kernels, arena,
+      shared_hidden = Operands::make(format, config->hidden_size, tokens, 1, kernels, arena,
                                      "shared_hidden", same_bits);
     if (kernels.multiplication(format).tile_rows > 1)
-      hidden_rows = Operands::make(format, config->hidden_size, tokens * config->top_k, kernels,
-                                   arena, "hidden_rows", same_bits);
-    routed = Operands::make(format, config->intermediate_size, tokens * config->top_k, kernels,
-                            arena, "routed", same_bits);
+      hidden_rows = Operands::make(format, config->hidden_size, tokens * top_k, single * top_k,
+                                   kernels, arena, "hidden_rows", same_bits);
+    routed = Operands::make(format, config->intermediate_size, tokens * top_k, single * top_k,
+                            kernels, arena, "routed", same_bits);
     if (config->shared_intermediate_size > 0)
-      shared = Operands::make(format, config->shared_intermediate_size, tokens, kernels, arena,
+      shared = Operands::make(format, config->shared_intermediate_size, tokens, 1, kernels, arena,
                               "shared", same_bits);
   }
   const Operands& intermediate(const PartBuffers& part) const {

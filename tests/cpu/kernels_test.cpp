@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/cpu/scratch.h"
 #include "cases/cases.h"
 #include "core/float_formats.h"
 #include "support/backends.h"
@@ -87,6 +88,27 @@ class InstructionSetLayer : public test::BackendTest {
     return kPortableKernels;
   }
 };
+
+// A batch may use the workspace of a larger one, although only small ones have operands for single
+// rows. With many experts those are most of it.
+TEST_P(InstructionSetLayer, AWorkspaceOfMoreTokensIsNoSmaller) {
+  MoeOptions options;
+  options.num_experts = 128;
+  options.top_k = 2;
+  options.hidden_size = 2048;
+  options.intermediate_size = 64;
+  for (const ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kInt8Block}) {
+    options.activation_format = format;
+    const auto config = test::must(MoeConfig::make(options));
+    size_t bytes = 0;
+    for (int64_t tokens = 1; tokens <= 200; ++tokens) {
+      Arena arena;
+      LayerScratch(*config, {0, options.num_experts}, tokens, kernels(), arena);
+      ASSERT_GE(arena.size_bytes(), bytes) << to_string(format) << " tokens " << tokens;
+      bytes = arena.size_bytes();
+    }
+  }
+}
 
 TEST_P(InstructionSetLayer, OfIntegerProductsHasPortablesBits) {
   expect_portables_bits(ActivationFormat::kNvfp4, ActivationFormat::kInt8Block);

@@ -160,8 +160,7 @@ TEST_P(Multiply, InFp32HasThePortableBits) {
   });
 }
 
-// What is written for single rows changes no bit: of a single row, whatever its numbers, and of
-// several.
+// Operands for single rows change no bit: of a single row, whatever its numbers, and of several.
 TEST_P(Multiply, ForASingleRowHasTheSameBits) {
   if (kernels().bf16.single_row_chunk_bytes == 0)
     GTEST_SKIP() << kernels().backend_name << " multiplies a single row like others";

@@ -57,11 +57,11 @@ inline __m256i high_weights(__m256i codes) { return low_weights(_mm256_srli_epi1
 // smaller, including subnormals.
 inline __m256 small_scales(const uint8_t* chunk, int64_t b, int h) {
   const uint8_t* bytes = chunk + kChunkScalesOffset + b * kPanelRows + 8 * h;
-  const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
-  return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(eight), 7));
+  const __m128i vec8 = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
+  return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(vec8), 7));
 }
 
-// acc + the scaled sum of a block, of which `pairs` has two 16-bit parts a row of weights.
+// acc + a block's scaled product; a row of weights has two 16-bit parts of it in `pairs`.
 inline __m256 add_scaled(__m256i pairs, const Int8Block& row, __m256 scale, __m256 acc) {
   const __m256i sum =
       _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), _mm256_set1_epi32(row.bias));

@@ -2,22 +2,21 @@
 //
 // Included after the 8-bit multiplication of avx2.cpp, whose functions it uses, and after
 // float_small_batch.h, whose order of additions it reproduces. The activations of a block are
-// integers times one power of two. If those of each 8-half add up to less than 2^24 / 12 in
-// magnitude, fp32 rounds nothing within a chain: products with weights 2w are integers, and so are
-// their sums, below 2^24. Then the order does not matter, and only the sum of the two chains
-// rounds, as converting that integer does. vpmaddubsw computes it from the bytes of the integers,
-// in half of the time of fp32. Other blocks are multiplied in fp32.
+// integers times one power of two, the step. If those of each 8-half add up to less than 2^24 / 12
+// in magnitude, fp32 rounds nothing within a chain: every product with a weight 2w and every
+// partial result is an integer below 2^24. Then their order does not matter, and only adding the
+// two chains rounds, as converting that integer does. vpmaddubsw multiplies the bytes of the
+// integers, which takes half of the time of fp32. Other blocks are multiplied in fp32.
 
-// A block of 16 activations: x = (bytes[0] + 2^8 bytes[1] + 2^16 bytes[2]) * unit * 2^-7.
+// A block of 16 activations: x = (bytes[0] + 2^8 bytes[1] + 2^16 bytes[2]) * step * 2^-7.
 struct IntegerBlock {
   int8_t bytes[3][16];
   int32_t count;  // of the bytes that are not 0: 2 or 3; or 0, if fp32 has to multiply the block
   int32_t bias;   // -12 times the sum of the integers, for weights 2w + 12
-  float unit;     // a power of two; it also holds the 2^8 of small_scales and the 1/2 of 2w
+  float step;     // a power of two; it also holds the 2^8 of small_scales and the 1/2 of 2w
 };
 
-constexpr int64_t kIntegerChunkBytes =
-    kBlocksPerChunk * static_cast<int64_t>(sizeof(IntegerBlock));
+constexpr int64_t kIntegerChunkBytes = kBlocksPerChunk * static_cast<int64_t>(sizeof(IntegerBlock));
 
 inline int32_t sum_of(__m256i a) {
   __m128i four = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
@@ -34,14 +33,14 @@ inline uint32_t or_of(I a) {
 inline I low_byte(I a) { return shift_right_signed<24>(shift_left<24>(a)); }
 
 inline void integer_block(const float* x, IntegerBlock& block) {
-  constexpr int kBits = 21;  // larger integers have larger sums
+  constexpr int kBits = 21;  // larger ones exceed kMostSum
   block = {};
   const F values = load(x);
   const int32_t top = max_lane(bits(values) & splat(0x7F800000));  // the largest power of two
-  // Far from 2^-126 and 2^127, so that every unit and every sum is a normal number.
+  // Far from 2^-126 and 2^127, so that every step and every result is a normal number.
   if (top < (127 - 64) << 23 || top > (127 + 64) << 23) return;
-  const float unit = std::bit_cast<float>(top - ((kBits - 1) << 23));
-  const F scaled = values * splat(1.0f / unit);
+  const float step = std::bit_cast<float>(top - ((kBits - 1) << 23));
+  const F scaled = values * splat(1.0f / step);
   I integers = bits(scaled + splat(0x1.8p23f)) - splat(0x4B400000);
   const F rounded = to_float(integers);
   if ((lanes_of(rounded > scaled) | lanes_of(scaled > rounded)) != 0) return;
@@ -63,7 +62,7 @@ inline void integer_block(const float* x, IntegerBlock& block) {
   }
   block.count = or_of(high) == 0 ? 2 : 3;
   block.bias = -12 * sum_of(_mm256_add_epi32(integers.lo, integers.hi));
-  block.unit = unit * std::bit_cast<float>((127 + 7 + zeros) << 23);
+  block.step = step * std::bit_cast<float>((127 + 7 + zeros) << 23);
 }
 
 // Writes the blocks of a row of fp32_operands, after it.
@@ -76,7 +75,8 @@ void integer_blocks_of_row(int64_t k, std::byte* row) {
     integer_block(values + b * kBlockElems, blocks[b]);
     two_bytes += blocks[b].count == 2 ? 1 : 0;
   }
-  // If two and three bytes change often, mispredicted branches cost more than a third byte that is 0.
+  // If two and three bytes change often, mispredicted branches cost more than a third byte that is
+  // 0.
   if (4 * two_bytes >= 3 * count) return;
   for (int64_t b = 0; b < count; ++b)
     if (blocks[b].count == 2) blocks[b].count = 3;
@@ -87,7 +87,7 @@ void integer_blocks_of_row(int64_t k, std::byte* row) {
 template <int kBytes, int kPanels>
 inline void add_integer_block(const uint8_t* const (&chunks)[kPanels], int64_t b,
                               const IntegerBlock& x, F (&sum)[kPanels][1]) {
-  __m256i pairs[kPanels][kBytes][2];  // 16-bit sums, two parts a row of weights
+  __m256i pairs[kPanels][kBytes][2];  // two 16-bit parts a row of weights
 #pragma GCC unroll 2
   for (int v = 0; v < 2; ++v) {
 #pragma GCC unroll 2
@@ -112,13 +112,13 @@ inline void add_integer_block(const uint8_t* const (&chunks)[kPanels], int64_t b
     const auto total = [&](int h) {
       __m256i upper = _mm256_madd_epi16(pairs[p][kBytes - 1][h], two8);
       if constexpr (kBytes == 3)
-        upper = _mm256_slli_epi32(
-            _mm256_add_epi32(upper, _mm256_madd_epi16(pairs[p][1][h], one)), 8);
+        upper =
+            _mm256_slli_epi32(_mm256_add_epi32(upper, _mm256_madd_epi16(pairs[p][1][h], one)), 8);
       const __m256i low = _mm256_madd_epi16(pairs[p][0][h], one);
       return _mm256_add_epi32(_mm256_add_epi32(upper, low), _mm256_set1_epi32(x.bias));
     };
     const F scale{small_scales(chunks[p], b, 0), small_scales(chunks[p], b, 1)};
-    sum[p][0] = fma(to_float(I{total(0), total(1)}) * splat(x.unit), scale, sum[p][0]);
+    sum[p][0] = fma(to_float(I{total(0), total(1)}) * splat(x.step), scale, sum[p][0]);
   }
 }
 

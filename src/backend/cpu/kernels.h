@@ -69,7 +69,7 @@ struct OperandRows {
   int64_t count = 0;
   int64_t k = 0;
   bool same_bits = false;       // a row's result must not depend on count (batch_invariant)
-  bool for_single_row = false;  // every row is followed by what single_row_operands wrote
+  bool for_single_row = false;  // single_row_operands' bytes follow every row
 };
 
 // An instruction set's functions for one activation format. A row's operands have the length of
@@ -83,8 +83,8 @@ struct Multiplication {
   // acc (count, panels * 16) = sum over k of row i's operand times the strip's weight rows, without
   // tensor scales and row scales. Overwrites acc.
   void (*multiply)(const Strip& strip, const OperandRows& rows, float* acc);
-  // Of what multiply() also reads in a batch in which most experts have a single row, if it can
-  // then multiply faster; or 0.
+  // Further operands of a row, if multiply() uses them to be faster in a batch in which most
+  // experts have a single row; or 0.
   int64_t single_row_chunk_bytes = 0;
 };
 
@@ -162,7 +162,8 @@ struct Kernels {
                          std::byte* out);
   void (*int8_operands)(const int8_t* codes, const float* scales, int64_t k, std::byte* out);
   void (*bf16_operands)(const uint16_t* bf16, int64_t k, std::byte* out);
-  // Writes what follows a row of bf16_operands: chunks_of(k) times bf16.single_row_chunk_bytes.
+  // Writes the further operands of a row after bf16_operands': chunks_of(k) times
+  // bf16.single_row_chunk_bytes.
   void (*single_row_operands)(int64_t k, std::byte* row) = nullptr;
   void (*fp8_operands)(const uint8_t* codes, int64_t k, std::byte* out);
 

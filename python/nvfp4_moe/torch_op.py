@@ -9,13 +9,14 @@
     swiglu_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702,
                       bool interleaved=False, Tensor? row_weights=None, float? power_of_two=None,
                       float? situ_gate_limit=None, float? situ_up_limit=None) -> (Tensor, Tensor, Tensor)
-    swizzle_scales(Tensor scales) -> Tensor unswizzle_scales(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor
-    router_gemm(Tensor hidden, Tensor weight, *, ScalarType logits_dtype=bfloat16) -> Tensor router_gemm.out(the same,
-    Tensor(a!) out) -> () select_experts(Tensor logits, int top_k, str scoring="softmax", bool renormalize=False, float
-    renormalize_epsilon=0.0,
-                   float routed_scaling_factor=1.0, int num_expert_group=1, int topk_group=1, str group_score="max",
-                   Tensor? correction_bias=None, Tensor? token_ids=None, Tensor? hash_table=None, *,
-                   ScalarType ids_dtype=int32) -> (Tensor topk_ids, Tensor topk_weights)
+    swizzle_scales(Tensor scales) -> Tensor
+    unswizzle_scales(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor
+    router_gemm(Tensor hidden, Tensor weight, *, ScalarType logits_dtype=bfloat16) -> Tensor
+    router_gemm.out(the same, Tensor(a!) out) -> ()
+    select_experts(Tensor logits, int top_k, str scoring="softmax", bool renormalize=False,
+                   float renormalize_epsilon=0.0, float routed_scaling_factor=1.0, int num_expert_group=1,
+                   int topk_group=1, str group_score="max", Tensor? correction_bias=None, Tensor? token_ids=None,
+                   Tensor? hash_table=None, *, ScalarType ids_dtype=int32) -> (Tensor topk_ids, Tensor topk_weights)
     select_experts.out(the same, Tensor(a!) topk_ids, Tensor(b!) topk_weights) -> ()
 
 handle is MoeLayer.handle or Nvfp4Linear.handle. It is an integer, so that only tensors and numbers cross the

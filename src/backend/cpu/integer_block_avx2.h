@@ -11,7 +11,7 @@
 // A block of 16 activations: x = (bytes[0] + 2^8 bytes[1] + 2^16 bytes[2]) * step * 2^-7.
 struct IntegerBlock {
   int8_t bytes[3][16];
-  int32_t count;  // of the bytes that are not 0: 2 or 3; or 0, if fp32 has to multiply the block
+  int32_t count;  // bytes to multiply by, 2 or 3; or 0, if fp32 has to multiply the block
   int32_t bias;   // -12 times the sum of the integers, for weights 2w + 12
   float step;     // a power of two; it also holds the 2^8 of small_scales and the 1/2 of 2w
 };
@@ -32,6 +32,7 @@ inline uint32_t or_of(I a) {
 }
 inline I low_byte(I a) { return shift_right_signed<24>(shift_left<24>(a)); }
 
+// x: (16).
 inline void integer_block(const float* x, IntegerBlock& block) {
   constexpr int kBits = 21;  // larger ones exceed kMostSum
   block = {};
@@ -65,7 +66,8 @@ inline void integer_block(const float* x, IntegerBlock& block) {
   block.step = step * std::bit_cast<float>((127 + 7 + zeros) << 23);
 }
 
-// Writes the blocks of a row of fp32_operands, after it.
+// Writes the blocks of a row of fp32_operands, after it: row has chunks_of(k) * 64 floats,
+// then a block for each 16 of them.
 void integer_blocks_of_row(int64_t k, std::byte* row) {
   const float* values = reinterpret_cast<const float*>(row);
   auto* blocks = reinterpret_cast<IntegerBlock*>(row + chunks_of(k) * kFloatChunkBytes);
@@ -122,10 +124,11 @@ inline void add_integer_block(const uint8_t* const (&chunks)[kPanels], int64_t b
   }
 }
 
+// acc: (kPanels * 16).
 template <int kPanels>
 void multiply_bf16_row(const Strip& strip, const OperandRows& row, float* acc) {
-  const float* x = reinterpret_cast<const float*>(row.rows[0]);
-  const auto* blocks =
+  const float* x = reinterpret_cast<const float*>(row.rows[0]);  // (chunks * 64)
+  const auto* blocks =                                           // (chunks * 4)
       reinterpret_cast<const IntegerBlock*>(row.rows[0] + strip.chunks * kFloatChunkBytes);
   F sum[kPanels][1];
   for (auto& panel : sum) panel[0] = splat(0.0f);

@@ -111,7 +111,7 @@ TEST(Families, ConfigsAreReadAndMissingFieldsNamed) {
     SCOPED_TRACE(type.dump());
     json config = family_config(type[0], type[1]);
     const auto model = must(parsed(config));
-    EXPECT_EQ(model->model_type, type[0]);
+    EXPECT_EQ(model->model_type, type[0].get<std::string>());
     EXPECT_EQ(model->layers, type[2].get<std::vector<int64_t>>());
     EXPECT_EQ(model->options.num_experts, 4);
     EXPECT_EQ(model->options.intermediate_size, 32);

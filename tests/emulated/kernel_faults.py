@@ -107,7 +107,6 @@ FAULTS = [
     Fault("decode_copy_not_awaited", "a warp reads a subtile before its copy is done", DECODE, [Edit(r"cp\.async\.wait_group 3;", "cp.async.wait_group 4;")], DECODE90),
     Fault("decode_scales_not_synchronized", "a lane reads scales that another lane has copied", DECODE, [Edit(r"(cp\.async\.wait_group 3;[^;]*?)bar\.warp\.sync\s+-1;", r"\1")], DECODE90),
     Fault("decode_grid_not_awaited", "a cta reads the intermediate before all ctas have stored it", DECODE, [Edit(r"(ld\.acquire\.gpu\.global\.u32 %r\d+, \[%rd\d+\];[^@]*?)setp\.gt\.s32\s+(%p\d+), %r\d+, -1;", r"\1setp.ne.s32 \2, 0, 0;")], DECODE90),
-    Fault("decode_rows_not_awaited", "down begins before the intermediate is in shared memory", DECODE, [Edit(WAIT, PASSED)], DECODE90),
     Fault("tokens_unsynchronized", "row threads read tokens that others still write", GEMM90, [Edit(r"bar\.sync %r\d+, 96;|bar\.sync \d+, 96;", "")], SM90),
     # ---- plain GEMMs
     Fault("copies_not_awaited", "a stage of cp.async more may be under way", GEMM80, [Edit(r"cp\.async\.wait_group \d+;", "cp.async.wait_group 3;")], PLAIN),

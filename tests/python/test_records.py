@@ -53,6 +53,9 @@ TABLES = [
     ("| tokens | one rank | own experts |", 0, 9, "exchange-2h200-39f28d9"),
     ("| tokens | routing | busiest rank over even |", 0, 8, "exchange-2h200-39f28d9"),
     ("| | this library | Triton experts |", 0, 3, "vllm-serve-gpt-oss-h200-507f388"),
+    ("| | this library | Marlin | Humming 0.1.20 |", 0, 4, "vllm-serve-nemotron-h200-49d9be9"),
+    ("| of 440 positions | compared |", 0, 4, "vllm-tokens-minimax-m3-h200-49d9be9"),
+    ("| us on an H200 at 49d9be9 |", 0, 5, "layers-and-peers-h200-49d9be9"),
     ("| | this library | Marlin, in SGLang |", 0, 3, "sglang-serve-h200-8c72429"),
     ("| | this library | bf16 `grouped_mm` |", 0, 3, "transformers-h200-781823d"),
 ]

@@ -22,12 +22,13 @@ RECORDS = {
     "accuracy": "activation-accuracy-cpu-990086d.json",
     "two Zen 4 cores": "cpu-peers-2-cores-2aadaa0.json",
     "two Zen 3 cores, AVX2": "cpu-peers-avx2-c4e6093.json",
+    "two cores of a Xeon with AMX": "cpu-peers-amx-2-cores-1a4cc21.json",
     "16 threads of a Xeon with AMX": "cpu-peers-16-threads-82392dd.json",
     "vLLM": "vllm-h200-781823d.json",
     "transformers": "transformers-h200-781823d.json",
 }
 CARDS = ("H100", "H200")
-CPUS = ("two Zen 4 cores", "two Zen 3 cores, AVX2", "16 threads of a Xeon with AMX")
+CPUS = ("two Zen 4 cores", "two Zen 3 cores, AVX2", "two cores of a Xeon with AMX", "16 threads of a Xeon with AMX")
 RANGES = {"1 to 8 tokens": (1, 8), "16 to 512": (16, 512), "1024 to 8192": (1024, 8192)}
 
 WIDTH, LEFT, RIGHT, TOP = 760, 44, 20, 58  # pixels

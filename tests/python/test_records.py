@@ -45,6 +45,7 @@ TABLES = [
     (PEERS_OR_LAYERS, 1, 5, "cpu-peers-16-threads-82392dd"),
     (PEERS_OR_LAYERS, 2, 5, "cpu-layers-2-cores-a749783"),
     ("| AVX2 | T = 1 | T = 8 | T = 64 | T = 512 |", 0, 5, "cpu-peers-avx2-c4e6093"),
+    ("| AMX | T = 1 | T = 8 | T = 64 | T = 512 |", 0, 5, "cpu-peers-amx-2-cores-1a4cc21"),
     ("| | T = 1 | T = 64 | T = 512 |", 0, 4, "cpu-layers-16-threads-4dd05ff"),
     ("| | amx | avx512bf16 |", 0, 5, "cpu-instruction-sets-2-cores-55097bc"),
     ("| us: one launch / a launch per step |", 0, 5, "hopper-few-tokens-h200-a01f0e1"),

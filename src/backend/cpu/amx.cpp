@@ -10,9 +10,10 @@
 // to the accumulator with one rounding, in order, which gives the bits of the integer kernels.
 // W4A16: 16 pairs are added in two chains, the chains are added, and the sum is added to the
 // accumulator: |err| <= (16 + K/32) 2^-24 sum|p|, inside the contract's bound from K = 64 on; below
-// that, tiles are half as deep too. A single row uses float_small_batch.h instead, unless
-// OperandRows::same_bits. fp8: as W4A16, with any number of rows in tiles. The instruction treats
-// subnormal inputs, products and accumulators as 0: an activation below 2^-116 counts as 0.
+// that, tiles are half as deep too. Unless OperandRows::same_bits, one or two rows with integers
+// use integer_block_avx512.h instead, and a single row without them uses float_small_batch.h. fp8:
+// as W4A16, with any number of rows in tiles. The instruction treats subnormal inputs, products and
+// accumulators as 0: an activation below 2^-116 counts as 0.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -43,6 +44,7 @@ namespace {
 // clang-format on
 
 constexpr bool kPermuteBytes = true;
+constexpr PrefetchInto kPrefetchInto = PrefetchInto::kL1;
 inline __m512i permute_bytes(__m512i index, __m512i table) {
   return _mm512_permutexvar_epi8(index, table);
 }
@@ -50,6 +52,7 @@ inline __m512i permute_bytes(__m512i index, __m512i table) {
 #include "backend/cpu/int8_avx512.h"
 // Must come after int8_avx512.h.
 #include "backend/cpu/bf16_avx512.h"
+#include "backend/cpu/integer_block_avx512.h"
 
 // e2m1 * e4m3 of a row as bf16, in the order of pairs: low nibbles of four bytes, then their high
 // nibbles.
@@ -237,29 +240,52 @@ void multiply_tiled(const Strip& strip, const OperandRows& all, float* acc) {
   }
 }
 
-// W4A16, one row: converts it back to fp32 in order, a slice at a time.
+// 16 elements of bf16_operands as fp32, in order.
+inline F floats_of_pairs(const std::byte* pairs) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  const __m512i wide =
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs)));
+  return {_mm512_castsi512_ps(_mm512_permutexvar_epi32(order, _mm512_slli_epi32(wide, 16)))};
+}
+constexpr int64_t kBf16BlockBytes = kBf16ChunkBytes / kBlocksPerChunk;
+
+// W4A16, one row: converts it back to fp32, a slice at a time.
 constexpr int64_t kSliceChunks = 16;
 struct alignas(64) FloatSlice {
   float x[kSliceChunks * kChunkK];
 };
 void multiply_bf16_row(const Strip& strip, const std::byte* row, float* acc) {
-  const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
   FloatSlice floats;
   const float* x[1] = {floats.x};
   for (int64_t first = 0; first < strip.chunks; first += kSliceChunks) {
     const int64_t end = std::min(first + kSliceChunks, strip.chunks);
-    for (int64_t k = 0; k < (end - first) * kChunkK; k += kLanes) {
-      const std::byte* from = row + first * kBf16ChunkBytes + 2 * k;
-      const __m512i wide =
-          _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-      const __m512i ordered = _mm512_permutexvar_epi32(order, _mm512_slli_epi32(wide, 16));
-      _mm512_store_ps(floats.x + k, _mm512_castsi512_ps(ordered));
-    }
+    for (int64_t k = 0; k < (end - first) * kChunkK; k += kLanes)
+      store(floats.x + k, floats_of_pairs(row + first * kBf16ChunkBytes + 2 * k));
     if (strip.panels == 1)
       float_small_batch<1, 1>(strip, first, end, x, acc);
     else
       float_small_batch<2, 1>(strip, first, end, x, acc);
   }
+}
+
+// Writes the integers of a row of bf16_operands, after it.
+void integer_blocks_of_row(int64_t k, std::byte* row) {
+  write_integer_blocks(
+      chunks_of(k) * kBlocksPerChunk,
+      [&](int64_t b) { return floats_of_pairs(row + b * kBf16BlockBytes); },
+      reinterpret_cast<IntegerBlock*>(row + chunks_of(k) * kBf16ChunkBytes));
+}
+
+// Tiles take as long for one row as for 16, and three rows of integers take longer.
+constexpr int kIntegerRows = 2;
+
+void multiply_bf16_integers(const Strip& strip, const OperandRows& all, float* acc) {
+  const auto floats = [](const std::byte* row, int64_t index, float* buffer) {
+    store(buffer, floats_of_pairs(row + index * kBf16BlockBytes));
+    return buffer;
+  };
+  multiply_integers<kIntegerRows>(
+      strip, IntegerRows{all.rows, strip.chunks * kBf16ChunkBytes, floats}, all.count, acc);
 }
 
 void multiply_nvfp4(const Strip& strip, const OperandRows& rows, float* acc) {
@@ -273,6 +299,8 @@ void multiply_nvfp4(const Strip& strip, const OperandRows& rows, float* acc) {
 }
 void multiply_bf16(const Strip& strip, const OperandRows& rows, float* acc) {
   if (rows.k < kChunkK) return multiply_tiled<1>(strip, rows, acc);
+  if (rows.count <= kIntegerRows && rows.for_single_row && !rows.same_bits)
+    return multiply_bf16_integers(strip, rows, acc);
   if (rows.count == 1 && !rows.same_bits) return multiply_bf16_row(strip, rows.rows[0], acc);
   multiply_tiled<2>(strip, rows, acc);
 }
@@ -299,11 +327,12 @@ const Kernels kAmxKernels{
     .runs_on_host = runs_on_host,
     .nvfp4 = {"amx_bf16_half_tiles", kNvfp4ChunkBytes, kTileRows, multiply_nvfp4},
     .int8_block = {"avx512vbmi_vnni_int8", kInt8ChunkBytes, 1, multiply_int8},
-    .bf16 = {"amx_bf16_tiles", kBf16ChunkBytes, kTileRows, multiply_bf16},
+    .bf16 = {"amx_bf16_tiles", kBf16ChunkBytes, kTileRows, multiply_bf16, kIntegerChunkBytes},
     .fp8 = {"amx_e4m3_as_bf16_tiles", kBf16ChunkBytes, kTileRows, multiply_fp8},
     .nvfp4_operands = tile_nvfp4_operands,
     .int8_operands = int8_operands,
     .bf16_operands = bf16_operands,
+    .single_row_operands = integer_blocks_of_row,
     .fp8_operands = bf16_operands_of_fp8,
     .swiglu = swiglu_rows,
     .round = round_rows,

@@ -124,14 +124,10 @@ void multiply_int8_small_batch(const Strip& strip, const std::byte* const* rows,
   for (auto& row : sum)
     for (auto& panel : row) panel[0] = panel[1] = _mm256_setzero_ps();
   for (int64_t c = 0; c < strip.chunks; ++c) {
-    const uint8_t* chunks[kPanels];
-    for (int p = 0; p < kPanels; ++p) {
-      prefetch_ahead(strip, p, c);
-      chunks[p] = strip.bytes + (p * strip.chunks + c) * kChunkBytes;
-    }
+    const Chunks<kPanels> chunks(strip, c);
 #pragma GCC unroll 1
     for (int64_t b = 0; b < kBlocksPerChunk; ++b)
-      add_small_batch(chunks, b, x, c * kBlocksPerChunk + b, sum);
+      add_small_batch(chunks.bytes, b, x, c * kBlocksPerChunk + b, sum);
   }
   for (int i = 0; i < kCount; ++i)
     for (int p = 0; p < kPanels; ++p)
@@ -236,7 +232,7 @@ const Kernels kAvx2Kernels{
     .nvfp4_operands = nvfp4_operands,
     .int8_operands = int8_operands,
     .bf16_operands = fp32_operands,
-    .single_row_operands = integer_blocks_of_row,
+    .single_row_operands = integer_blocks_of_floats<kFloatChunkBytes>,
     .fp8_operands = fp32_operands_of_fp8,
     .swiglu = swiglu_rows,
     .round = round_rows,

@@ -38,6 +38,7 @@ namespace {
 // clang-format on
 
 constexpr bool kPermuteBytes = true;
+constexpr PrefetchInto kPrefetchInto = PrefetchInto::kL2;
 inline __m512i permute_bytes(__m512i index, __m512i table) {
   return _mm512_permutexvar_epi8(index, table);
 }
@@ -154,7 +155,7 @@ void multiply_small_batch(const Strip& strip, const std::byte* const* rows, floa
     for (int p = 0; p < kPanels; ++p) sum[p][i] = _mm512_setzero_ps();
   }
   for (int64_t c = 0; c < strip.chunks; ++c) {
-    for (int p = 0; p < kPanels; ++p) prefetch_ahead(strip, p, c);
+    for (int p = 0; p < kPanels; ++p) prefetch_ahead<kPrefetchInto>(strip, p, c);
 #pragma GCC unroll 1
     for (int64_t b = 0; b < kBlocksPerChunk; ++b) {
       const int64_t first_pair = (c * kBlocksPerChunk + b) * kBlockPairs;

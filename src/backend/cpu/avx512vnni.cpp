@@ -1,5 +1,6 @@
 // The instruction set "avx512vnni": vpdpbusd on 512-bit registers, and W4A16 with fp32
-// multiply-adds. int8_avx512.h and float_tile.h contain the two multiplications.
+// multiply-adds. int8_avx512.h and float_tile.h contain the two multiplications. Up to four rows of
+// W4A16 use vpdpbusd too, if they have integers (integer_block_avx512.h).
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -29,11 +30,27 @@ namespace {
 // clang-format on
 
 constexpr bool kPermuteBytes = false;
+constexpr PrefetchInto kPrefetchInto = PrefetchInto::kL2;
 [[maybe_unused]] inline __m512i permute_bytes(__m512i, __m512i table) {
   return table;
 }  // never called
 
 #include "backend/cpu/int8_avx512.h"
+// Must come after int8_avx512.h.
+#include "backend/cpu/integer_block_avx512.h"
+
+// More rows would have other bits than without integers.
+constexpr int kIntegerRows = kFloatSmallBatchRows;
+
+void multiply_bf16(const Strip& strip, const OperandRows& all, float* acc) {
+  if (all.count > kIntegerRows || !all.for_single_row || all.same_bits || all.k < kChunkK)
+    return multiply_fp32(strip, all, acc);
+  const auto floats = [](const std::byte* row, int64_t index, float*) {
+    return reinterpret_cast<const float*>(row) + index * kBlockElems;
+  };
+  multiply_integers<kIntegerRows>(
+      strip, IntegerRows{all.rows, strip.chunks * kFloatChunkBytes, floats}, all.count, acc);
+}
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::cpu
@@ -56,11 +73,12 @@ const Kernels kAvx512VnniKernels{
     .runs_on_host = runs_on_host,
     .nvfp4 = {"avx512vnni_int8", kInt8ChunkBytes, 1, multiply_int8},
     .int8_block = {"avx512vnni_int8", kInt8ChunkBytes, 1, multiply_int8},
-    .bf16 = {"avx512_fp32", kFloatChunkBytes, 1, multiply_fp32},
+    .bf16 = {"avx512_fp32", kFloatChunkBytes, 1, multiply_bf16, kIntegerChunkBytes},
     .fp8 = {"avx512_fp32_e4m3", kFloatChunkBytes, 1, multiply_fp8},
     .nvfp4_operands = nvfp4_operands,
     .int8_operands = int8_operands,
     .bf16_operands = fp32_operands,
+    .single_row_operands = integer_blocks_of_floats<kFloatChunkBytes>,
     .fp8_operands = fp32_operands_of_fp8,
     .swiglu = swiglu_rows,
     .round = round_rows,

@@ -176,7 +176,8 @@ struct Decoder {
 
   explicit Decoder(const Strip& all) : strip(all) {}
 
-  void decode_next(__m512bh* out) {
+  // Always inlined: a call in the loop of the tiles takes 15 % of its time.
+  [[gnu::always_inline]] void decode_next(__m512bh* out) {
     const int64_t c = next / kBlocksPerChunk, in_chunk = next % kBlocksPerChunk;
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {

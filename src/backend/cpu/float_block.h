@@ -3,7 +3,7 @@
 // Included like rows.h, after it. "avx2" includes float_block_avx2.h instead, which has the same
 // functions with the same bits.
 
-// float_tile alternates the 8-halves of a block, and has a tile of two rows.
+// float_tile alternates the 8-halves of a block.
 [[maybe_unused]] constexpr bool kAlternateHalves = false;
 
 // sum[i] += the block's scale times its sum over E2M1 weights times x[i][k .. k + 16). The 8-halves

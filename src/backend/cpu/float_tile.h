@@ -71,6 +71,19 @@ void float_tile(const FloatSlice& slice, const std::byte* const* rows, int64_t b
     store(acc + i * acc_stride, load(acc + i * acc_stride) + (chain[0][i] + chain[1][i]));
 }
 
+// Tiles of kMost rows, then one of the rows that are left.
+template <int kMost = kFloatTileRows>
+void float_tiles(const FloatSlice& slice, const std::byte* const* rows, int64_t count,
+                 int64_t begin, int64_t elems, float* acc, int64_t acc_stride) {
+  int64_t i = 0;
+  for (; i + kMost <= count; i += kMost)
+    float_tile<kMost>(slice, rows + i, begin, elems, acc + i * acc_stride, acc_stride);
+  if constexpr (kMost > 1)
+    if (i < count)
+      float_tiles<kMost - 1>(slice, rows + i, count - i, begin, elems, acc + i * acc_stride,
+                             acc_stride);
+}
+
 template <bool kFp8>
 void multiply_floats(const Strip& strip, const OperandRows& all, float* acc) {
   const std::byte* const* rows = all.rows;
@@ -89,18 +102,7 @@ void multiply_floats(const Strip& strip, const OperandRows& all, float* acc) {
                     elems = (end - first) * kBlockElems;
       decode_slice<kFp8>(strip.bytes + p * strip.chunks * kChunkBytes, first, end,
                          strip.fp8_shift[static_cast<size_t>(p)], slice);
-      int64_t i = 0;
-      for (; i + kFloatTileRows <= count; i += kFloatTileRows)
-        float_tile<kFloatTileRows>(slice, rows + i, begin, elems,
-                                   acc + i * acc_stride + p * kPanelRows, acc_stride);
-      if (kAlternateHalves && i + 2 == count) {
-        float_tile<2>(slice, rows + i, begin, elems, acc + i * acc_stride + p * kPanelRows,
-                      acc_stride);
-        i += 2;
-      }
-      for (; i < count; ++i)
-        float_tile<1>(slice, rows + i, begin, elems, acc + i * acc_stride + p * kPanelRows,
-                      acc_stride);
+      float_tiles(slice, rows, count, begin, elems, acc + p * kPanelRows, acc_stride);
     }
   }
 }

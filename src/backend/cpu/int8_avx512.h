@@ -1,8 +1,10 @@
 // 8-bit activations on AVX-512 with vpdpbusd.
 //
 // Included in the unnamed namespace of nvfp4_moe::internal::cpu, inside a target region.
-// kPermuteBytes: the host has vpermb (VBMI), which reads just four bits of an index
-// if the table is repeated; vpshufb needs the upper bits cleared. A lane is a row of the panel.
+// kPermuteBytes: the host has vpermb (VBMI), which reads just four bits of an index if the table is
+// repeated; vpshufb needs the upper bits cleared. kPrefetchInto: of prefetch.h. A lane is a row
+// of the panel.
+//
 // Weights become u8 = 2w + 12 by a byte shuffle, activations are s8, broadcast four at a time. A
 // block of 16 is four vpdpbusd that start at the row's bias, which gives D exactly; three more
 // instructions scale and add it. Two panels x two blocks of weights stay decoded in registers while
@@ -97,12 +99,11 @@ void multiply_int8_small_batch(const Strip& strip, const std::byte* const* rows,
   for (auto& row : sum)
     for (__m512& panel : row) panel = _mm512_setzero_ps();
   for (int64_t c = 0; c < strip.chunks; ++c) {
-    for (int p = 0; p < kPanels; ++p) prefetch_ahead(strip, p, c);
+    const Chunks<kPanels, kPrefetchInto> chunks(strip, c);
 #pragma GCC unroll 1
     for (int b = 0; b < kBlocksPerChunk; ++b) {
       Block blocks[kPanels];
-      for (int p = 0; p < kPanels; ++p)
-        blocks[p] = decode(strip.bytes + (p * strip.chunks + c) * kChunkBytes, b, table);
+      for (int p = 0; p < kPanels; ++p) blocks[p] = decode(chunks.bytes[p], b, table);
 #pragma GCC unroll 8
       for (int i = 0; i < kCount; ++i)
         add_block(blocks, int8_blocks(rows[i])[c * kBlocksPerChunk + b], sum[i]);
@@ -124,7 +125,7 @@ void multiply_int8_large_batch(const Strip& strip, const std::byte* const* rows,
   const __m512i table = doubled_table();
   std::fill(acc, acc + count * kPanels * kPanelRows, 0.0f);
   for (int64_t c = 0; c < strip.chunks; ++c) {
-    for (int p = 0; p < kPanels; ++p) prefetch_ahead(strip, p, c);
+    for (int p = 0; p < kPanels; ++p) prefetch_ahead<kPrefetchInto>(strip, p, c);
     for (int pair = 0; pair < 2; ++pair) {
       const BlockPair<kPanels> blocks(strip, c, pair, table);
       for (int64_t i = 0; i < count; ++i) {

@@ -84,7 +84,8 @@ struct Multiplication {
   // tensor scales and row scales. Overwrites acc.
   void (*multiply)(const Strip& strip, const OperandRows& rows, float* acc);
   // Further operands of a row, if multiply() uses them to be faster in a batch in which most
-  // experts have a single row; or 0.
+  // experts have a single row; or 0. They change no bit of a single row. A row among several has
+  // the bits of a single row, or those of the same batch without such operands.
   int64_t single_row_chunk_bytes = 0;
 };
 

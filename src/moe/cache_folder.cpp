@@ -45,7 +45,8 @@ Status check_folder(const std::string& shown, const struct stat& facts) {
 
 Result<CacheFolder> CacheFolder::open(const std::string& path, mode_t mode) {
   NVFP4_MOE_TRY(make_directories(path, mode));
-  CacheFolder folder(path, ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  CacheFolder folder(path, -1);  // the copy of the path may throw, and nobody would close the file
+  folder.folder_ = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder.folder_ < 0) return errno_status(path, "cannot open", errno);
   struct stat facts {};
   if (::fstat(folder.folder_, &facts) != 0) return errno_status(path, "cannot stat", errno);

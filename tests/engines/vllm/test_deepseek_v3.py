@@ -1,4 +1,4 @@
-"""vLLM's real engine over a tiny DeepSeek-V3 whose experts the library selects, beside vLLM's selection.
+"""vLLM's real engine over a tiny DeepSeek-V3 whose experts the library selects, compared with vLLM's selection.
 
 vLLM's own gate, shared expert and attention (without MLA, which has no kernel for all CPUs) surround the experts.
 """
@@ -61,7 +61,7 @@ def alike(run, other) -> int:
 
 @pytest.mark.parametrize("how", ["", "compiled "])
 def test_the_librarys_selection_serves_as_vllms_does(served, how):
-    """Compiled, vLLM itself says something else than eager in this model without MLA, and so does its twin."""
+    """Compiled, vLLM gives other tokens than eager in this model without MLA, and for the twin too."""
     result, engine = ok(served[f"{how}own"]), ok(served[f"{how}engine"])
     run, theirs = result["runs"][0], engine["runs"][0]
     assert result["routes"] == [True, True] and engine["routes"] == [False, False]

@@ -78,8 +78,6 @@ def test_the_librarys_selection_serves_as_vllms_does(served, faults):
     """It weighs the experts, and vLLM applies the factor to their sum."""
     result = ok(served["own router"])
     assert result["routes"] == [True, True]
-    said = [line for one in served.values() for line in one["log"]]  # vLLM's logger writes such a line once
-    assert any("selects the experts of layers such as model.layers.*.mixer.experts" in line for line in said)
     assert faults(result["runs"][0], "own router") == []
     tokens, theirs = ([one["tokens"] for one in ok(served[name])["runs"][0]] for name in ("own router", "modelopt"))
     assert tokens == theirs

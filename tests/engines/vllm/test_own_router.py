@@ -1,7 +1,7 @@
 """The plugin's routers against vLLM's own, and the routers that it leaves to vLLM.
 
-vLLM makes each router, for CPUs and as it would for GPUs. Its plain torch code is the oracle, because the kernels of the
-routers for GPUs need one. In float32 neither side is the truth, so a token is compared if its choice is not a tie.
+vLLM makes each router, for CPUs and as it would for GPUs. Its plain torch code is the oracle, because the kernels of
+the routers for GPUs need one. In float32 neither side is the truth, so a token is compared if its choice is not a tie.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ ROUTERS = {
     ),
     "grouped softmax": (64, 6, False, GROUPS_OF_8, GROUPED, True),
     "grouped biased softmax": (64, 6, True, GROUPS_OF_8, GROUPED, True),
-    "deepseek_v3": (256, 8, True, GROUPS_OF_8 | {"scoring_func": "sigmoid", "routed_scaling_factor": 2.5}, GROUPED, True),
+    "deepseek_v3": (
+        256, 8, True, GROUPS_OF_8 | {"scoring_func": "sigmoid", "routed_scaling_factor": 2.5}, GROUPED, True,
+    ),
     "as it is": (256, 8, True, GROUPS_OF_8 | {"scoring_func": "sigmoid", "renormalize": False}, GROUPED, True),
     "kimi_k2": (384, 8, True, GROUPS_OF_1 | {"routed_scaling_factor": 2.827}, GROUPED, True),
     "nemotron_3_nano": (128, 6, True, GROUPS_OF_1, GROUPED, True),
@@ -193,7 +195,9 @@ def test_the_method_takes_logits_and_reads_the_bias_at_each_call(methods, kind):
     hidden, logits = batch()[0], logits_of().bfloat16()
     before = None
     for _ in range(2):
-        ids, router_weights = nvfp4_moe.select_experts(logits, config, correction_bias=bias if bias is None else bias.data)
+        ids, router_weights = nvfp4_moe.select_experts(
+            logits, config, correction_bias=bias if bias is None else bias.data
+        )
         expected = reference().run(hidden, ids, router_weights)
         out = method.apply_monolithic(layer, hidden, logits, input_ids=None)
         assert torch.equal(out, expected)
@@ -272,14 +276,18 @@ LEFT = {
         "GPU", _grouped(), {"num_fused_shared_experts": 1}, "GroupedTopKRouter has a num_fused_shared_experts",
     ),
     "groups of one": ("GPU", _grouped(num_expert_group=8), {}, "GroupedTopKRouter has 8 groups of 8 experts"),
-    "groups that are not equal": ("GPU", _grouped(num_expert_group=3), {}, "GroupedTopKRouter has 3 groups of 8 experts"),
+    "groups that are not equal": (
+        "GPU", _grouped(num_expert_group=3), {}, "GroupedTopKRouter has 3 groups of 8 experts",
+    ),
     "groups that are too few": (
         "GPU", _grouped(topk_group=0), {}, "GroupedTopKRouter: topk_group: expected 1..4, got 0",
     ),
     "a bias that CPUs ignore": (
         "CPU", {"e_score_correction_bias": zeros()}, {}, "CPURouter ignores an option of the layer",
     ),
-    "a factor that CPUs ignore": ("CPU", {"routed_scaling_factor": 2.5}, {}, "CPURouter ignores an option of the layer"),
+    "a factor that CPUs ignore": (
+        "CPU", {"routed_scaling_factor": 2.5}, {}, "CPURouter ignores an option of the layer",
+    ),
     "a factor that GPUs ignore": (
         "GPU", {"routed_scaling_factor": 2.5}, {}, "FusedTopKRouter ignores the layer's routed_scaling_factor",
     ),

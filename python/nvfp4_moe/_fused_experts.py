@@ -205,16 +205,22 @@ class FusedExperts:
         self.layer.run(hidden, self.placement.local_ids(topk_ids), topk_weights, out, workspace=workspace)
 
     def run_logits(
-        self, hidden: Tensor, logits: Tensor, router: RouterConfig, out: Tensor, workspace: Tensor | None = None
+        self,
+        hidden: Tensor,
+        logits: Tensor,
+        router: RouterConfig,
+        out: Tensor,
+        workspace: Tensor | None = None,
+        correction_bias: Tensor | None = None,
     ) -> None:
-        """Like run(), for the experts that the router selects from logits (T, E).
+        """Like run(), for the experts that the router selects from logits (T, E) and its bias, float32 (E,).
 
         With placement.lookup the selection is a separate kernel.
         """
         if self.placement.lookup is None:
-            self.layer.run_logits(hidden, logits, router, out, workspace=workspace)
+            self.layer.run_logits(hidden, logits, router, out, correction_bias=correction_bias, workspace=workspace)
         else:
-            ids, weights = select_experts(logits, router)
+            ids, weights = select_experts(logits, router, correction_bias=correction_bias)
             self.run(hidden, ids, weights, out, workspace)
 
     @property

@@ -146,11 +146,15 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
         self._run(hidden, topk_ids, topk_weights, out, self._workspace(hidden.size(0)))
         return out
 
-    def selected(self, hidden: Tensor, logits: Tensor, router: RouterConfig) -> Tensor:
-        """Returns the same (T, H) from the router's logits (T, E), with selection and run in one call."""
+    def selected(self, hidden: Tensor, logits: Tensor, router: RouterConfig, correction_bias: Tensor | None) -> Tensor:
+        """Returns the same (T, H) from the router's logits (T, E), with selection and run in one call.
+
+        correction_bias: float32 (E,), if the router has one.
+        """
         check(self.experts.layer.handle)
         out = torch.empty_like(hidden)
-        self.experts.run_logits(hidden.contiguous(), logits, router, out, self._workspace(hidden.size(0)))
+        workspace = self._workspace(hidden.size(0))
+        self.experts.run_logits(hidden.contiguous(), logits, router, out, workspace, correction_bias)
         return out
 
     def _workspace(self, tokens: int) -> Tensor | None:

@@ -25,7 +25,7 @@ from .._load_log import LoadLog
 from .._mxfp4 import padded_to_blocks
 from . import internals, weights
 from .experts import NvFp4MoeExperts
-from .plan import COMPRESSED, GPT_OSS, MXFP4, NVFP4, LayerPlan, keeps_reductions, pattern
+from .plan import COMPRESSED, GPT_OSS, MXFP4, NVFP4, LayerPlan, keeps_reductions
 from .ranks import NoExchange, PrepareAndFinalizeOverRanks, note_combine, over_ranks
 from .router import OwnRouter, own_router
 
@@ -207,8 +207,6 @@ class Method:
         # the library's exchange has to take part in those.
         self.alone = experts if _no_exchange is not None and isinstance(prepare_finalize, _no_exchange) else None
         self.router = own_router(layer, self.plan) if self.alone is not None and not self.fused.over_ranks else None
-        if self.router is not None:
-            internals.logger().info_once("nvfp4-moe selects the experts of layers such as %s", pattern(self.plan.name))
         # The kernel only reads the number of experts from the weights.
         device = self.fused.placement.lookup.device if self.fused.placement.lookup is not None else "cpu"
         self.no_weights = torch.empty((self.fused.layer.expert_count, 0, 0), dtype=torch.uint8, device=device)
@@ -245,7 +243,7 @@ class Method:
         if layer.apply_router_weight_on_input or torch.compiler.is_compiling():
             topk_ids, topk_weights = self.router.select(router_logits)
             return self.alone.reduced(x, topk_ids, topk_weights, layer.apply_router_weight_on_input)
-        return self.alone.selected(x, router_logits, self.router.config)
+        return self.alone.selected(x, router_logits, self.router.config, self.router.correction_bias)
 
 
 @functools.cache

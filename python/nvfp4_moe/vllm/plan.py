@@ -43,6 +43,7 @@ class LayerPlan:
         max_tokens: The most tokens of all ranks whose rows vLLM gathers.
         filled: How much of intermediate_size the checkpoint has for this rank; the rest is padding.
         ranks: How the library exchanges between ranks (ranks.py); None if vLLM does.
+        runners: vLLM's layers by name. vLLM adds them as it builds the model.
         activations: Their format and the reason for it, for the log.
     """
 
@@ -54,6 +55,7 @@ class LayerPlan:
     filled: int
     activations: str
     ranks: RanksPlan | None = None
+    runners: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
 
 def settings() -> Settings:
@@ -219,7 +221,9 @@ def _plan(layer: Any, name: str, chosen: Settings, form: Form, declared: Declare
     own_router = own_router and not _routers_are_watched()
     dummy = str(load_format) == "dummy"
     ranks = _ranks(moe, name, chosen)
-    return LayerPlan(name, options, _max_tokens(moe), dummy, own_router, _filled(moe, inner), activations, ranks)
+    runners = getattr(getattr(_current_config(), "compilation_config", None), "static_forward_context", {})
+    filled, most = _filled(moe, inner), _max_tokens(moe)
+    return LayerPlan(name, options, most, dummy, own_router, filled, activations, ranks, runners)
 
 
 _refusals: dict[str, str] = {}  # name of a layer left to vLLM -> the reason

@@ -143,11 +143,16 @@ def over_ranks(layer: Any, plan: RanksPlan, device: str) -> OverRanks:
     return OverRanks(exchange, plan.combine, capacity, plan.max_tokens, _slots(layer.expert_map, group))
 
 
+def runner_of(layer: Any, runners: Mapping[str, Any]) -> Any:
+    """Returns vLLM's layer around a RoutedExperts layer, or None. runners: vLLM's layers by name."""
+    return next((runner for runner in runners.values() if getattr(runner, "routed_experts", None) is layer), None)
+
+
 def _check_model(layer: Any, plan: RanksPlan) -> None:
     if getattr(layer.moe_config, "skip_final_all_reduce", False):
         raise NoExchange("the model adds up the ranks' rows itself")
     if plan.combine == "all_reduce":
-        runner = next((r for r in plan.runners.values() if getattr(r, "routed_experts", None) is layer), None)
+        runner = runner_of(layer, plan.runners)
         if runner is None or type(runner) is not internals.find(f"{_FUSED}.runner.moe_runner:MoERunner"):
             raise NoExchange("a runner of the model's own, which may add up the rows itself")
         # vLLM adds their rows to the routed rows and sums both over the ranks together.

@@ -73,6 +73,13 @@ def moe_config(local: int = EXPERTS, top_k: int = TOP_K, *, tp=(1, 0), **options
     return FusedMoEConfig(**(fields | options))
 
 
+# The options of a router that vLLM also gives to the layer, for a plain softmax.
+ROUTER = {
+    "renormalize": True, "scoring_func": "softmax", "use_grouped_topk": False, "num_expert_group": None,
+    "topk_group": None, "custom_routing_function": None, "e_score_correction_bias": None, "routed_scaling_factor": 1.0,
+}  # fmt: skip
+
+
 class Layer(torch.nn.Module):
     """The attributes of RoutedExperts that a method reads."""
 
@@ -82,13 +89,34 @@ class Layer(torch.nn.Module):
         self.activation, self.global_num_experts = moe.activation, moe.num_experts
         self.swiglu_limit = self.swiglu_alpha = self.swiglu_beta = None
         self.apply_router_weight_on_input = on_input
-        self.renormalize, self.scoring_func, self.use_grouped_topk = True, "softmax", False
-        self.custom_routing_function = self.e_score_correction_bias = None
-        self.routed_scaling_factor = 1.0
+        self.set_router(**ROUTER)
         self.register_buffer("expert_map", expert_map, persistent=False)
+
+    def set_router(self, **options) -> None:
+        for name, value in options.items():
+            setattr(self, name, value)
 
     def _expert_routing_tables(self):
         return None
+
+
+def with_runner(layer: Layer, more: dict | None = None, **options) -> Layer:
+    """Puts vLLM's runner around a layer, with the router that vLLM makes for these options instead of a plain softmax.
+
+    more: options of the router that the layer does not have.
+    """
+    from vllm.config import get_current_vllm_config
+    from vllm.model_executor.layers.fused_moe.router.router_factory import create_fused_moe_router
+    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+
+    options, moe = ROUTER | options, layer.moe_config
+    layer.set_router(**options)
+    runner = MoERunner.__new__(MoERunner)
+    torch.nn.Module.__init__(runner)
+    runner.routed_experts = layer
+    runner.router = create_fused_moe_router(moe.experts_per_token, moe.num_experts, **options, **(more or {}))
+    get_current_vllm_config().compilation_config.static_forward_context[NAME] = runner
+    return layer
 
 
 def with_parameters(methods, kind: str, layer: Layer):

@@ -12,9 +12,12 @@ TOKENS = 11
 
 
 def loaded(methods, kind="modelopt", local=None, expert_map=None, on_input=False, top_k=TOP_K, seed=0):
-    """Returns a method and its layer, with weights loaded but not processed. local: the rank's global ids."""
+    """Returns a method and its layer in vLLM's runner, with weights loaded but not processed.
+
+    local: the rank's global ids.
+    """
     here = list(range(EXPERTS)) if local is None else local
-    layer = Layer(moe_config(len(here), top_k), expert_map, on_input)
+    layer = layers.with_runner(Layer(moe_config(len(here), top_k), expert_map, on_input))
     method = layers.with_parameters(methods, kind, layer)
     assert all(
         not p.view(torch.uint8).any() for p in layer.parameters() if p.dtype in (torch.uint8, torch.float8_e4m3fn)
@@ -82,58 +85,6 @@ def test_a_method_runs_the_library_s_layer(methods, kind):
         assert torch.equal(out, reference().run(hidden, ids, router_weights))
     assert torch.equal(out, run(method, layer, hidden, router_weights, ids))
     assert not method.supports_eplb and not method.is_monolithic and method.topk_indices_dtype is None
-
-
-@pytest.mark.parametrize("renormalize", [True, False])
-def test_the_library_selects_the_experts_where_it_is_asked_to(methods, monkeypatch, renormalize):
-    monkeypatch.setenv("NVFP4_MOE_ROUTER", "own")
-    method, layer = loaded(methods)
-    layer.renormalize = renormalize
-    assert not method.is_monolithic, "vLLM's routers until the layer is packed"
-    method.process_weights_after_loading(layer)
-    assert method.is_monolithic
-    hidden = batch()[0]
-    logits = torch.randn(TOKENS, EXPERTS, generator=torch.Generator().manual_seed(7)).bfloat16()
-    config = nvfp4_moe.RouterConfig(EXPERTS, TOP_K, renormalize=renormalize)
-    ids, router_weights = nvfp4_moe.select_experts(logits, config)
-    out = method.apply_monolithic(layer, hidden, logits, input_ids=None)
-    assert torch.equal(out, reference().run(hidden, ids, router_weights))
-    # Rows of logits with a stride, as in a view of a wider array.
-    wide = torch.cat([logits, logits], 1)[:, :EXPERTS]
-    assert torch.equal(out, method.apply_monolithic(layer, hidden, wide))
-
-
-UNLIKE = {
-    "scoring_func": "sigmoid",
-    "use_grouped_topk": True,
-    "custom_routing_function": print,
-    "e_score_correction_bias": torch.zeros(EXPERTS),
-    "routed_scaling_factor": 2.5,
-}
-
-
-@pytest.mark.parametrize("name", UNLIKE)
-def test_routers_that_are_no_plain_softmax_are_vllm_s(methods, monkeypatch, name):
-    monkeypatch.setenv("NVFP4_MOE_ROUTER", "own")
-    method, layer = loaded(methods)
-    setattr(layer, name, UNLIKE[name])
-    method.process_weights_after_loading(layer)
-    assert not method.is_monolithic
-
-
-@pytest.mark.parametrize("asked", ["auto", "engine", "simulated", "reported", "unfit"])
-def test_vllm_selects_if_somebody_reads_its_routers_and_on_cpus(methods, monkeypatch, vllm_config, asked):
-    from nvfp4_moe.vllm import internals
-
-    monkeypatch.setenv("NVFP4_MOE_ROUTER", asked if asked in ("auto", "engine") else "own")
-    if asked == "simulated":
-        monkeypatch.setenv("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "uniform_random")
-    if asked == "unfit":
-        monkeypatch.setattr(internals, "fitting", frozenset())
-    if asked == "reported":
-        holder = getattr(vllm_config, "aux_output_config", None) or vllm_config.model_config
-        monkeypatch.setattr(holder, "enable_return_routed_experts", True)
-    assert not made(methods)[0].is_monolithic
 
 
 @pytest.mark.parametrize("placement", ["linear", "round_robin"])

@@ -39,6 +39,7 @@ def served(paths, serve):
         *(job(form, paths[form], reload=reload.get(form, [])) for form in FORMS),
         job("other", paths["other modelopt"]),
         job("compiled", modelopt, options={"enforce_eager": False}),
+        job("own router", modelopt, {"router": "own"}),
     ]
     return serve([one | {"without_a_gate": True} for one in given])
 
@@ -71,6 +72,15 @@ def test_a_wrong_scale_is_seen_by_the_judge(served, faults):
 def test_a_compiled_model_is_as_near_to_the_truth(served, faults):
     assert all(ok(served["compiled"])["layers"])
     assert faults(served["compiled"]["runs"][0], "compiled") == []
+
+
+def test_the_librarys_selection_serves_as_vllms_does(served, faults):
+    """It weighs the experts, and vLLM applies the factor to their sum."""
+    result = ok(served["own router"])
+    assert result["routes"] == [True, True]
+    assert faults(result["runs"][0], "own router") == []
+    tokens, theirs = ([one["tokens"] for one in ok(served[name])["runs"][0]] for name in ("own router", "modelopt"))
+    assert tokens == theirs
 
 
 def test_vllm_refuses_such_experts_on_a_cpu_before_the_plugin_is_asked(paths, serve):

@@ -221,8 +221,8 @@ class Method:
         shared_experts_input: Tensor | None,
     ) -> Any:
         assert self.fused is not None
-        # vLLM runs shared experts itself, before these or concurrently.
-        if self.alone is not None and (shared_experts is None or self.fused.over_ranks):
+        # vLLM runs shared experts before these or on another stream, unless its kernel can run them between its parts.
+        if self.alone is not None and not (shared_experts is not None and self._runs_shared_experts()):
             return self.alone.reduced(x, topk_ids, topk_weights, layer.apply_router_weight_on_input)
         return self.moe_kernel.apply(
             hidden_states=x,
@@ -237,6 +237,11 @@ class Method:
             shared_experts=shared_experts,
             shared_experts_input=shared_experts_input,
         )
+
+    def _runs_shared_experts(self) -> bool:
+        """Returns whether vLLM's kernel runs the shared experts; over the library's ranks nothing does."""
+        assert self.fused is not None
+        return not self.fused.over_ranks and bool(getattr(self, "mk_can_overlap_shared_experts", True))
 
     def apply_monolithic(self, layer: Any, x: Tensor, router_logits: Tensor, input_ids: Tensor | None = None) -> Tensor:
         assert self.router is not None and self.alone is not None

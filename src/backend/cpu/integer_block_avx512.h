@@ -58,6 +58,9 @@ struct IntegerRows {
     return reinterpret_cast<const IntegerBlock*>(rows[i] + integers_at);
   }
 };
+// Clang 14 does not deduce the arguments of an aggregate by itself.
+template <class Floats>
+IntegerRows(const std::byte* const*, int64_t, Floats) -> IntegerRows<Floats>;
 
 // acc (count, kPanels * 16) + block b of every panel's chunk times block `index` of every row. For
 // rows of which at least one has no integers there: few, and not inlined, since fp32 would take the

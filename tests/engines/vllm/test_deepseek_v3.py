@@ -47,7 +47,7 @@ def served(paths, serve):
     )
 
 
-def alike(run, other) -> int:
+def count_same(run, other) -> int:
     """Counts the prompts with the same tokens and with log-probabilities that differ by roundings."""
 
     def are(ours, theirs) -> bool:
@@ -68,21 +68,21 @@ def test_the_librarys_selection_serves_as_vllms_does(served, how):
     said = [line for one in served.values() for line in one["log"]]  # vLLM's logger writes such a line once
     assert any("selects the experts of layers such as model.layers.*.mlp.experts" in line for line in said)
     assert not any("leaves the selection" in line for line in said)
-    assert alike(run, theirs) == len(theirs)
+    assert count_same(run, theirs) == len(theirs)
 
 
 def test_most_prompts_say_what_the_twin_says(served):
     """The others choose another expert at a tie: the twin's kernels round at other places."""
     run, twin = ok(served["own"])["runs"][0], ok(served["twin"])["runs"][0]
-    print(f"\n{alike(run, twin)} of {len(twin)} prompts")
-    assert alike(run, twin) > len(twin) // 2
+    print(f"\n{count_same(run, twin)} of {len(twin)} prompts")
+    assert count_same(run, twin) > len(twin) // 2
 
 
 @pytest.mark.parametrize("wrong", ["no bias", "no factor"])
 def test_a_wrong_router_is_seen(served, wrong):
     run, right = ok(served[wrong])["runs"][0], ok(served["engine"])["runs"][0]
-    print(f"\n{alike(run, right)} of {len(right)} prompts")
-    assert served[wrong]["routes"] == [True, True] and alike(run, right) < len(right) // 4
+    print(f"\n{count_same(run, right)} of {len(right)} prompts")
+    assert served[wrong]["routes"] == [True, True] and count_same(run, right) < len(right) // 4
 
 
 def test_a_reload_brings_its_bias(served):

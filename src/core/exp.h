@@ -39,10 +39,11 @@ NVFP4_MOE_HOST_DEVICE inline double exp_unrounded(double x) {
 }
 
 NVFP4_MOE_HOST_DEVICE inline float exp_same_everywhere(float x) {
-  if (x != x) return x;
-  if (x > 89.0f) return __builtin_huge_valf();  // the largest float's logarithm is 88.73
-  if (x < -104.0f) return 0.0f;                 // below half of the least float
-  return static_cast<float>(exp_unrounded(static_cast<double>(x)));
+  // Without branches, so that a thread can compute several at once. The largest float's logarithm
+  // is 88.73, so e^89 becomes infinity; e^-104 is below half of the least float and becomes 0.
+  const float bounded = x > -104.0f ? (x < 89.0f ? x : 89.0f) : -104.0f;
+  const float result = static_cast<float>(exp_unrounded(static_cast<double>(bounded)));
+  return x != x ? x : result;
 }
 
 }  // namespace nvfp4_moe::internal

@@ -204,6 +204,15 @@ TEST_P(SelectionOnADevice, OfEveryKindOfRouter) {
   grouped.config.num_expert_group = 4;
   grouped.config.topk_group = 2;
   expect_same_bits(small(2, ActivationFormat::kBf16, 32), grouped, false);
+  Router of_pairs = softmax(40, 6, true);
+  of_pairs.config.scoring = Scoring::kSigmoid;
+  of_pairs.config.correction_bias = true;
+  of_pairs.config.num_expert_group = 5;
+  of_pairs.config.topk_group = 2;
+  of_pairs.config.group_score = GroupScore::kTop2Sum;
+  expect_same_bits(small(3, ActivationFormat::kBf16, 40), of_pairs, false);
+  // so many experts that a thread scores several
+  expect_same_bits(small(2, ActivationFormat::kBf16, 600), softmax(600, 10, false), false);
   for (const bool biased : {false, true}) {  // weights by logits that are kept, and read again
     Router scaled = softmax(128, 8, true);
     scaled.config.expert_scale = true;

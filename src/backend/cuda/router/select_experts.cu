@@ -1,42 +1,55 @@
 // A router's selection: logits (T, E) -> topk_ids (T, k) and topk_weights (T, k), in one kernel
-// with one warp per token.
+// with one cta per token.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/ptx/registers.cuh"
 #include "backend/cuda/router/router.h"
 #include "backend/cuda/router/select_experts.cuh"
 
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kSelectWarps = 4;
+// Few tokens: a thread for each expert. With more of them their number counts and not the latency
+// of one, and threads score several experts each.
+constexpr int64_t kAllThreads = 65536;
 
 template <int kPerLane>
-__global__ void __launch_bounds__(32 * kSelectWarps)
-    select_experts_kernel(const SelectExperts call, bool vectors) {
+constexpr int kMostThreads = std::clamp(32 * kPerLane, 32, 512);
+
+template <int kPerLane>
+__global__ void __launch_bounds__(kMostThreads<kPerLane>, 1)
+    select_experts_kernel(const __grid_constant__ SelectExperts call) {
+  // The parameters come from memory too, so they are read while the preceding kernel runs.
+  uint32_t read = 0;
+#pragma unroll
+  for (size_t i = 0; i < sizeof(call) / 4; i += 16)
+    read |= reinterpret_cast<const uint32_t*>(&call)[i];
+  ptx::pin(read);
   ptx::grid_dependency_wait();
   ptx::launch_dependents();  // not earlier: later kernels may rely on what preceded this kernel
-  const int64_t token = int64_t{blockIdx.x} * kSelectWarps + threadIdx.x / 32;
-  if (token < call.tokens) select_token<kPerLane>(call, token, vectors);
+  select_token<kPerLane>(call, blockIdx.x);
 }
 
 template <int kPerLane>
 Status launch_select_experts(const SelectExperts& call, void* stream) {
-  const auto ctas = static_cast<unsigned>((call.tokens + kSelectWarps - 1) / kSelectWarps);
-  return launch<select_experts_kernel<kPerLane>>("select_experts", ctas, 32 * kSelectWarps, 0,
-                                                 stream, call, reads_vectors(call, kPerLane));
+  const int64_t threads =
+      std::clamp<int64_t>(kAllThreads / call.tokens / 32 * 32, 32, kMostThreads<kPerLane>);
+  return launch<select_experts_kernel<kPerLane>>("select_experts",
+                                                 static_cast<unsigned>(call.tokens),
+                                                 static_cast<unsigned>(threads), 0, stream, call);
 }
 
 }  // namespace
 
 Status select_experts(int device, const SelectExperts& call, void* stream) {
-  constexpr int64_t kMostTokens =
-      ((int64_t{1} << 31) - 1) * kSelectWarps;  // limit of a grid along x
+  constexpr int64_t kMostTokens = (int64_t{1} << 31) - 1;  // limit of a grid along x
   if (call.tokens == 0) return {};
   if (call.tokens > kMostTokens)
     return invalid_argument("tokens: expected at most " + std::to_string(kMostTokens) + ", got " +

@@ -1,11 +1,18 @@
-// Selects a token's experts in one warp, for the separate kernel (select_experts.cu) and for
-// kernels that route.
+// Selects a token's experts in one cta, with a thread for each expert if tokens are few.
 //
-// A lane has E / 32 neighbouring experts, at most 32, as keys in registers: unsigned integers in
-// the order of the scores (core/router_score.h). Each of k rounds takes the largest key of the
-// warp; ties go to the lowest lane, which has the lowest expert. Then lane i computes the weight of
-// the i-th expert. Scores of all experts are computed only if a bias, pairs of a group or the
-// softmax over all experts needs them; then lane i reads the logit of its expert again.
+// At a decode step this is latency: few tokens, and a chain of dependent instructions that no
+// multiprocessor has in its cache. So there are no rounds of "take the best, remove it":
+//
+//   1. The threads compute a key for each expert: an unsigned integer in the order of the scores
+//      (core/router_score.h).
+//   2. A lane of the first warp has kPerLane neighbouring experts, and the lanes are ranked by
+//      their best keys, ties by lane. The k-th of these keys bounds the result from below. So the
+//      candidates are the keys that reach it, in the lanes that rank among the first k.
+//   3. The rank of a candidate is the number of candidates before it, ties by expert. The k first
+//      ones are the result.
+//
+// Scores of all experts are computed only if a bias, pairs of a group or the softmax over all
+// experts needs them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,52 +34,6 @@ NVFP4_MOE_HOST_DEVICE constexpr int element_bytes(DType dtype) {
   return dtype == DType::kF32 ? 4 : 2;
 }
 
-// Reads from L2, as for ids (small_batch.cuh).
-template <DType kType>
-__device__ float load_logit_from_l2(const void* row, int i) {
-  if constexpr (kType == DType::kF32) return __ldcg(static_cast<const float*>(row) + i);
-  const unsigned short bits = __ldcg(static_cast<const unsigned short*>(row) + i);
-  return kType == DType::kF16 ? __half2float(__ushort_as_half(bits)) : bf16_to_float(bits);
-}
-
-// Loads kCount logits from `first` on. vectors: the row is aligned for vector loads, up to 16
-// bytes.
-template <DType kType, int kCount>
-__device__ void load_logits(const void* row, int first, int experts, bool vectors,
-                            float (&x)[kCount]) {
-  constexpr int kBytes = kCount * element_bytes(kType);
-  if constexpr (kBytes > 4) {
-    if (vectors && first + kCount <= experts) {
-      uint32_t words[kBytes / 4];
-      const auto* const from = static_cast<const uint8_t*>(row) + first * element_bytes(kType);
-      if constexpr (kBytes == 8) {
-        const uint2 vector = __ldcg(reinterpret_cast<const uint2*>(from));
-        words[0] = vector.x, words[1] = vector.y;
-      } else {
-#pragma unroll
-        for (int i = 0; i < kBytes / 16; ++i) {
-          const uint4 vector = __ldcg(reinterpret_cast<const uint4*>(from) + i);
-          words[4 * i] = vector.x, words[4 * i + 1] = vector.y;
-          words[4 * i + 2] = vector.z, words[4 * i + 3] = vector.w;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        if constexpr (kType == DType::kF32) {
-          x[i] = __uint_as_float(words[i]);
-        } else {
-          const auto bits = static_cast<uint16_t>(words[i / 2] >> 16 * (i % 2));
-          x[i] = kType == DType::kF16 ? __half2float(__ushort_as_half(bits)) : bf16_to_float(bits);
-        }
-      }
-      return;
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kCount; ++i)
-    x[i] = first + i < experts ? load_logit_from_l2<kType>(row, first + i) : 0.0f;
-}
-
 __device__ inline float load_logit(const void* row, DType dtype, int64_t i) {
   if (dtype == DType::kF32) return load_element<DType::kF32>(row, i);
   return dtype == DType::kF16 ? load_element<DType::kF16>(row, i)
@@ -84,166 +45,215 @@ __device__ inline int64_t load_index(const void* indices, DType dtype, int64_t i
                               : static_cast<const int32_t*>(indices)[i];
 }
 
-// The lowest lane among those with the largest key.
-__device__ inline int best_lane(uint32_t key, uint32_t& largest) {
-  largest = __reduce_max_sync(kAllLanes, key);
-  return __ffs(static_cast<int>(__ballot_sync(kAllLanes, key == largest))) - 1;
+// The number of keys in shared memory that come before the lane's one: larger, or equal and of a
+// lower lane. keys: (32), aligned to 16 bytes, with those of all lanes.
+__device__ inline int rank_among(const uint32_t* keys) {
+  const int lane = threadIdx.x % 32;
+  const uint32_t mine = keys[lane];
+  int ranks[4] = {};  // several, because a sum is a chain of dependent instructions
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint4 its = reinterpret_cast<const uint4*>(keys)[i];
+    ranks[0] += its.x > mine || (its.x == mine && 4 * i < lane);
+    ranks[1] += its.y > mine || (its.y == mine && 4 * i + 1 < lane);
+    ranks[2] += its.z > mine || (its.z == mine && 4 * i + 2 < lane);
+    ranks[3] += its.w > mine || (its.w == mine && 4 * i + 3 < lane);
+  }
+  return ranks[0] + ranks[1] + (ranks[2] + ranks[3]);
 }
 
-// A lane's state of its token after the experts are chosen.
-struct Selected {
-  int expert = -1;           // lane i: the i-th expert; -1 if there is none
-  uint32_t key = 0;          // the key by which it was chosen
-  bool nonfinite = false;    // a selection score is NaN
-  double denominator = 0.0;  // of softmax over all experts
-  float largest = 0.0f;      // the largest logit
+// A candidate: unique, and larger if it comes earlier.
+__device__ inline uint64_t candidate_of(uint32_t key, int expert) {
+  return uint64_t{key} << 32 | static_cast<uint32_t>(~expert);
+}
+
+// The threads of a cta share this about their token. kPerLane: router::experts_a_lane(experts).
+template <int kPerLane>
+struct SharedSelection {
+  static constexpr int kExperts = 32 * kPerLane;  // at least as many as there are
+  static constexpr int kPadding = 8;              // of the candidates
+
+  alignas(16) uint32_t keys[kExperts];       // by expert; kRemovedKey beyond the last one
+  alignas(16) uint32_t best_keys[32];        // of groups, then of lanes
+  uint64_t candidates[kExperts + kPadding];  // in any order
+  uint64_t chosen[kMaxRouterTopK];           // candidates, in order
+  float numerators[kExperts];                // of the softmax over all experts
+  // By expert. Under softmax logits, else scores without bias, for the weights. Written only if
+  // experts are chosen by their scores.
+  float values[kExperts];
+  double denominator;  // of the softmax over all experts
+  uint32_t largest;    // the largest logit key, for the same
+  int nan;             // a key is NaN
 };
 
+// The i-th expert, known to lane i of the first warp.
+struct Selected {
+  int expert = -1;           // -1 without one
+  float x = 0.0f;            // its logit, or its score if is_score is set
+  bool is_score = false;     // the same in all lanes
+  bool nonfinite = false;    // a selection score is NaN
+  double denominator = 0.0;  // of the softmax over all experts
+  float largest = 0.0f;      // the largest logit, for the same
+};
+
+// Computes the softmax over all experts, from keys of logits: their largest, and the sum of the
+// numerators, which the first warp adds up as core/router.cpp does.
 template <int kPerLane>
-struct LaneKeys {
-  uint32_t keys[kPerLane];
-  int first, experts;  // of this lane; of all lanes
-
-  __device__ bool is_expert(int i) const { return first + i < experts; }
-
-  __device__ void load(const void* row, DType dtype, bool vectors) {
-    float x[kPerLane];
-    if (dtype == DType::kF32)
-      load_logits<DType::kF32>(row, first, experts, vectors, x);
-    else if (dtype == DType::kF16)
-      load_logits<DType::kF16>(row, first, experts, vectors, x);
-    else
-      load_logits<DType::kBf16>(row, first, experts, vectors, x);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) keys[i] = is_expert(i) ? key_of(x[i]) : kRemovedKey;
-  }
-  __device__ bool any_nan() const {
-    bool nan = false;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) nan = nan || keys[i] == kNanKey;
-    return __any_sync(kAllLanes, nan);
-  }
-  // The largest key of the lane, and the first position that has it.
-  __device__ uint32_t best(int& position) const {
-    uint32_t largest = keys[0];
-    position = 0;
-#pragma unroll
-    for (int i = 1; i < kPerLane; ++i)
-      if (keys[i] > largest) {
-        largest = keys[i];
-        position = i;
-      }
-    return largest;
-  }
-
-  __device__ void softmax_denominator(Selected& selected) const {
-    int position;
-    selected.largest = value_of(__reduce_max_sync(kAllLanes, best(position)));
+__device__ void softmax_over_all(int experts, SharedSelection<kPerLane>& shared) {
+  const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  uint32_t mine = kRemovedKey;
+  for (int e = thread; e < experts; e += threads) mine = max(mine, shared.keys[e]);
+  mine = __reduce_max_sync(kAllLanes, mine);
+  if (thread % 32 == 0) atomicMax(&shared.largest, mine);
+  __syncthreads();
+  const float largest = value_of(shared.largest);
+  for (int e = thread; e < experts; e += threads)
+    shared.numerators[e] = router::score_of(Scoring::kSoftmax, value_of(shared.keys[e]), largest);
+  __syncthreads();
+  if (thread < 32) {
+    const int end = min((thread + 1) * kPerLane, experts);
     double sum = 0.0;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
-      if (is_expert(i))
-        sum += static_cast<double>(
-            router::score_of(Scoring::kSoftmax, value_of(keys[i]), selected.largest));
+#pragma unroll 4
+    for (int e = thread * kPerLane; e < end; ++e) sum += static_cast<double>(shared.numerators[e]);
     for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(kAllLanes, sum, apart);
-    selected.denominator = sum;
+    if (thread == 0) shared.denominator = sum;
   }
+  __syncthreads();
+}
 
-  // Converts logit keys to keys of the selection scores.
-  __device__ void to_scores(Scoring scoring, const float* bias, const Selected& selected) {
-    const double inverse = 1.0 / selected.denominator;  // only used for softmax
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (!is_expert(i)) continue;
-      float score = router::score_of(scoring, value_of(keys[i]), selected.largest);
-      if (scoring == Scoring::kSoftmax)
-        score = static_cast<float>(static_cast<double>(score) * inverse);
-      if (bias != nullptr) score = score + bias[first + i];
-      keys[i] = key_of(score);
-    }
+// Converts keys of logits to keys of the selection scores.
+template <int kPerLane>
+__device__ void score_all(const SelectExperts& call, SharedSelection<kPerLane>& shared) {
+  const auto experts = static_cast<int>(call.config.num_experts);
+  const bool softmax = call.config.scoring == Scoring::kSoftmax;
+  const double inverse = softmax ? 1.0 / shared.denominator : 0.0;
+#pragma unroll 1
+  for (auto e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x)) {
+    const float logit = value_of(shared.keys[e]);
+    const float score =
+        softmax ? static_cast<float>(static_cast<double>(shared.numerators[e]) * inverse)
+                : router::score_of(call.config.scoring, logit, 0.0f);
+    shared.values[e] = softmax ? logit : score;
+    const uint32_t key =
+        key_of(call.correction_bias != nullptr ? score + call.correction_bias[e] : score);
+    shared.keys[e] = key;
+    if (key == kNanKey) shared.nan = 1;
   }
+  __syncthreads();
+}
 
-  // The key of the group of experts [low, high).
-  __device__ uint32_t group_key(GroupScore how, int low, int high) const {
+// Removes the experts of all groups except the best.
+template <int kPerLane>
+__device__ void keep_groups(const RouterConfig& config, SharedSelection<kPerLane>& shared) {
+  const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const int lane = thread % 32, experts = static_cast<int>(config.num_experts);
+  const int groups = static_cast<int>(config.num_expert_group), size = experts / groups;
+#pragma unroll 1
+  for (int g = thread / 32; g < groups; g += threads / 32) {
     uint32_t largest = kRemovedKey, second = kRemovedKey;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const uint32_t key = first + i >= low && first + i < high ? keys[i] : kRemovedKey;
+    for (int i = lane; i < size; i += 32) {
+      const uint32_t key = shared.keys[g * size + i];
       second = max(second, min(key, largest));
       largest = max(largest, key);
     }
-    uint32_t of_warp;
-    const int winner = best_lane(largest, of_warp);
-    if (how == GroupScore::kMax) return of_warp;
-    const bool owns = static_cast<int>(threadIdx.x % 32) == winner;
-    return key_of(value_of(of_warp) +
-                  value_of(__reduce_max_sync(kAllLanes, owns ? second : largest)));
+    uint32_t key = __reduce_max_sync(kAllLanes, largest);
+    if (config.group_score == GroupScore::kTop2Sum) {
+      const bool owns =
+          lane == __ffs(static_cast<int>(__ballot_sync(kAllLanes, key == largest))) - 1;
+      key = key_of(value_of(key) + value_of(__reduce_max_sync(kAllLanes, owns ? second : largest)));
+    }
+    if (lane == 0) shared.best_keys[g] = key;
   }
-  // Removes the experts of all groups except the best.
-  __device__ void keep_groups(const RouterConfig& config) {
-    const int lane = threadIdx.x % 32;
-    const int groups = static_cast<int>(config.num_expert_group), size = experts / groups;
-    uint32_t of_lane = kRemovedKey;  // key of group `lane`
-    for (int g = 0; g < groups; ++g) {
-      const uint32_t key = group_key(config.group_score, g * size, (g + 1) * size);
-      if (lane == g) of_lane = key;
-    }
-    uint32_t kept = 0, largest;
-    for (int i = 0; i < static_cast<int>(config.topk_group); ++i) {
-      const int group = best_lane(of_lane, largest);
-      kept |= 1u << group;
-      if (lane == group) of_lane = kRemovedKey;
-    }
-    int group = first / size, end = (group + 1) * size;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (first + i >= end) {
-        ++group;
-        end += size;
-      }
-      if ((kept >> min(group, 31) & 1u) == 0) keys[i] = kRemovedKey;
-    }
-  }
+  if (thread >= groups && thread < 32) shared.best_keys[thread] = kRemovedKey;
+  __syncthreads();
+  const int rank = rank_among(shared.best_keys);
+  const uint32_t kept = __ballot_sync(kAllLanes, lane < groups && rank < config.topk_group);
+#pragma unroll 1
+  for (int g = thread / 32; g < groups; g += threads / 32)
+    if ((kept >> g & 1u) == 0)
+      for (int i = lane; i < size; i += 32) shared.keys[g * size + i] = kRemovedKey;
+  __syncthreads();
+}
 
-  __device__ void take_best(int top_k, Selected& selected) {
-    const int lane = threadIdx.x % 32;
-    int position;
-    uint32_t mine = best(position), largest;
-    for (int k = 0; k < top_k; ++k) {
-      const int winner = best_lane(mine, largest);
-      const int taken = __shfl_sync(kAllLanes, first + position, winner);
-      if (lane == k) selected.expert = taken, selected.key = largest;
-      if (lane != winner) continue;
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i)
-        if (i == position) keys[i] = kRemovedKey;
-      mine = best(position);
-    }
-  }
-};
-
+// Puts the best experts in order. Called by the first warp.
 template <int kPerLane>
-__device__ Selected select(const SelectExperts& call, const void* row, bool vectors) {
-  const RouterConfig& config = call.config;
-  LaneKeys<kPerLane> lane;
-  lane.first = static_cast<int>(threadIdx.x % 32) * kPerLane;
-  lane.experts = static_cast<int>(config.num_experts);
-  lane.load(row, call.logits_dtype, vectors);
-  Selected selected;
-  selected.nonfinite = lane.any_nan();
-  const bool by_score = call.config.selects_by_score();
-  if (config.scoring == Scoring::kSoftmax && (by_score || !config.renormalize))
-    lane.softmax_denominator(selected);
-  if (by_score) {
-    lane.to_scores(config.scoring, call.correction_bias, selected);
-    selected.nonfinite = selected.nonfinite || lane.any_nan();
+__device__ void take_best(int top_k, SharedSelection<kPerLane>& shared) {
+  constexpr int kAtOnce = SharedSelection<kPerLane>::kPadding;
+  const int lane = static_cast<int>(threadIdx.x), first = lane * kPerLane;
+  uint32_t keys[kPerLane], best = kRemovedKey;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) best = max(best, keys[i] = shared.keys[first + i]);
+  shared.best_keys[lane] = best;
+  __syncwarp();
+  const int rank = rank_among(shared.best_keys);
+  const int last = __ffs(static_cast<int>(__ballot_sync(kAllLanes, rank == top_k - 1))) - 1;
+  const uint32_t least = max(__shfl_sync(kAllLanes, best, last), kRemovedKey + 1);
+  uint32_t own = 0;  // bit mask of the lane's candidates
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) own |= static_cast<uint32_t>(keys[i] >= least) << i;
+  if (rank >= top_k) own = 0;
+  int count = 0;
+  // Most lanes have one candidate at most.
+  for (uint32_t lanes; (lanes = __ballot_sync(kAllLanes, own != 0)) != 0; count += __popc(lanes)) {
+    if (own == 0) continue;
+    const int expert = first + __ffs(static_cast<int>(own)) - 1;
+    own &= own - 1;
+    shared.candidates[count + __popc(lanes & ((1u << lane) - 1))] =
+        candidate_of(shared.keys[expert], expert);
   }
-  if (config.topk_group < config.num_expert_group) lane.keep_groups(config);
-  lane.take_best(static_cast<int>(config.top_k), selected);
+  if (lane < kAtOnce) shared.candidates[count + lane] = 0;
+  __syncwarp();
+#pragma unroll 1
+  for (int i = lane; i < count; i += 32) {
+    const uint64_t mine = shared.candidates[i];
+    int before[2] = {};
+#pragma unroll 1
+    for (int other = 0; other < count; other += kAtOnce)
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) before[j % 2] += shared.candidates[other + j] > mine;
+    if (before[0] + before[1] < top_k) shared.chosen[before[0] + before[1]] = mine;
+  }
+  __syncwarp();
+}
+
+// Called by all threads; the result is the first warp's.
+template <int kPerLane>
+__device__ Selected select(const SelectExperts& call, const void* row,
+                           SharedSelection<kPerLane>& shared) {
+  const RouterConfig& config = call.config;
+  const auto thread = static_cast<int>(threadIdx.x), experts = static_cast<int>(config.num_experts);
+  if (thread == 0) shared.largest = kRemovedKey, shared.nan = 0;
+  __syncthreads();
+#pragma unroll 1
+  for (int e = thread; e < shared.kExperts; e += static_cast<int>(blockDim.x)) {
+    const uint32_t key = e < experts ? key_of(load_logit(row, call.logits_dtype, e)) : kRemovedKey;
+    shared.keys[e] = key;
+    if (key == kNanKey) shared.nan = 1;
+  }
+  __syncthreads();
+  const bool by_score = config.selects_by_score(), softmax = config.scoring == Scoring::kSoftmax;
+  const bool over_all = softmax && (by_score || !config.renormalize);
+  if (over_all) softmax_over_all(experts, shared);
+  if (by_score) score_all(call, shared);
+  if (config.topk_group < config.num_expert_group) keep_groups(config, shared);
+  Selected selected;
+  if (thread >= 32) return selected;
+  take_best(static_cast<int>(config.top_k), shared);
+  if (over_all)
+    selected.denominator = shared.denominator, selected.largest = value_of(shared.largest);
+  selected.nonfinite = shared.nan != 0;
+  selected.is_score = by_score && !softmax;
+  if (thread < config.top_k) {
+    const uint64_t chosen = shared.chosen[thread];
+    selected.expert = static_cast<int>(~static_cast<uint32_t>(chosen));
+    selected.x =
+        by_score ? shared.values[selected.expert] : value_of(static_cast<uint32_t>(chosen >> 32));
+  }
   return selected;
 }
 
-__device__ inline Selected look_up(const SelectExperts& call, int64_t t) {
+// Called by one warp.
+__device__ inline Selected look_up(const SelectExperts& call, const void* row, int64_t t) {
   const int lane = threadIdx.x % 32;
   const int64_t token = load_index(call.token_ids, call.token_ids_dtype, t);
   const bool known = token >= 0 && token < call.vocab_size, wanted = lane < call.config.top_k;
@@ -251,7 +261,10 @@ __device__ inline Selected look_up(const SelectExperts& call, int64_t t) {
   if (known && wanted) {
     const int64_t expert =
         load_index(call.hash_table, call.hash_table_dtype, token * call.config.top_k + lane);
-    if (expert >= 0 && expert < call.config.num_experts) selected.expert = static_cast<int>(expert);
+    if (expert >= 0 && expert < call.config.num_experts) {
+      selected.expert = static_cast<int>(expert);
+      selected.x = load_logit(row, call.logits_dtype, expert);
+    }
   }
   const unsigned bad = __ballot_sync(kAllLanes, known ? wanted && selected.expert < 0 : lane == 0);
   if (lane == 0 && bad != 0 && call.bad_ids != nullptr)
@@ -260,23 +273,24 @@ __device__ inline Selected look_up(const SelectExperts& call, int64_t t) {
   return selected;
 }
 
-// kByLogits: experts were chosen by the keys of their logits.
-template <bool kByLogits>
-__device__ float router_weight(const SelectExperts& call, const void* row,
-                               const Selected& selected) {
+// Called by the first warp.
+__device__ inline float router_weight(const SelectExperts& call, const Selected& selected) {
   const RouterConfig& config = call.config;
   const bool chosen = selected.expert >= 0;
-  float x = 0.0f;
-  if (chosen)
-    x = kByLogits ? value_of(selected.key) : load_logit(row, call.logits_dtype, selected.expert);
-  const float of_chosen = value_of(__reduce_max_sync(kAllLanes, chosen ? key_of(x) : kRemovedKey));
-  const float largest = config.renormalize ? of_chosen : selected.largest;
-  const float score = chosen ? router::score_of(config.scoring, x, largest) : 0.0f;
+  float score = chosen ? selected.x : 0.0f;
+  if (!selected.is_score) {
+    const uint32_t key = chosen ? key_of(selected.x) : kRemovedKey;
+    const float of_chosen = value_of(__reduce_max_sync(kAllLanes, key));
+    const float largest = config.renormalize ? of_chosen : selected.largest;
+    if (chosen) score = router::score_of(config.scoring, selected.x, largest);
+  }
   double divisor = selected.denominator;
   if (config.renormalize) {
     divisor = 0.0;
+    const auto addend = static_cast<double>(score);
+#pragma unroll 4
     for (int k = 0; k < static_cast<int>(config.top_k); ++k)
-      divisor += static_cast<double>(__shfl_sync(kAllLanes, score, k));
+      divisor += __shfl_sync(kAllLanes, addend, k);
     divisor += static_cast<double>(config.renormalize_epsilon);
   }
   const bool divide = config.renormalize || config.scoring == Scoring::kSoftmax;
@@ -292,33 +306,22 @@ __device__ inline const uint8_t* logits_row(const SelectExperts& call, int64_t t
   return static_cast<const uint8_t*>(call.logits) +
          token * call.logits_stride * element_bytes(call.logits_dtype);
 }
-// Whether lanes of kPerLane experts may read the rows of logits by vectors.
-inline bool reads_vectors(const SelectExperts& call, int per_lane) {
-  const int64_t element = element_bytes(call.logits_dtype);
-  const int64_t vector_bytes = per_lane * element < 16 ? per_lane * element : 16;
-  return vector_bytes > 4 &&
-         reinterpret_cast<uintptr_t>(call.logits) % static_cast<uintptr_t>(vector_bytes) == 0 &&
-         call.logits_stride * element % vector_bytes == 0;
-}
 
-// Writes a token's experts and weights to the call's arrays. Called by one warp. kPerLane 0:
-// experts come from the table.
+// Writes a token's experts and weights to the call's arrays. Called by all threads of a cta.
+// kPerLane 0: experts come from the table.
 template <int kPerLane>
-__device__ void select_token(const SelectExperts& call, int64_t token, bool vectors) {
-  const int lane = threadIdx.x % 32;
+__device__ void select_token(const SelectExperts& call, int64_t token) {
   const uint8_t* const row = logits_row(call, token);
   Selected selected;
-  if constexpr (kPerLane == 0)
-    selected = look_up(call, token);
-  else
-    selected = select<kPerLane>(call, row, vectors);
-#if __CUDA_ARCH__ < 1200
-  const bool by_logits = kPerLane > 0 && !call.config.selects_by_score();
-#else  // with both variants ptxas 13.0 would use the stack, so logits are read again
-  const bool by_logits = false;
-#endif
-  const float weight = by_logits ? router_weight<true>(call, row, selected)
-                                 : router_weight<false>(call, row, selected);
+  if constexpr (kPerLane == 0) {
+    selected = look_up(call, row, token);
+  } else {
+    __shared__ SharedSelection<kPerLane> shared;
+    selected = select(call, row, shared);
+  }
+  if (threadIdx.x >= 32) return;
+  const float weight = router_weight(call, selected);
+  const auto lane = static_cast<int>(threadIdx.x);
   if (lane >= call.config.top_k) return;
   const int64_t i = token * call.config.top_k + lane;
   if (call.ids_dtype == DType::kI64)

@@ -12,15 +12,23 @@ goes to OUT.log. MODEL: bench/make_serving_model.py writes one.
 With --gate FILE an engine that is ready creates FILE.ready, and measures once FILE exists. So several engines can start
 on one GPU and measure alternately while the others are idle. Their memory and time to ready are not reported, because
 they share the device.
+
+With --trace torch's profiler runs during 16 tokens at the first batch size, after everything that is measured. The
+record then has the time of each kernel in one decode step, and OUT.trace.json.gz is the whole trace.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import gzip
+import itertools
+import json
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -85,6 +93,34 @@ class Memory:
         self.thread.join()
 
 
+def decode_step(trace: Path) -> dict[str, object]:
+    """Returns the kernels of one decode step in a trace: a launch of the CUDA graph that has the most of them.
+
+    The step that is reported is the one of median length. Times are in microseconds.
+    """
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    launches = collections.defaultdict(list)
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            launches[event["args"]["correlation"]].append(event)
+    most = max(map(len, launches.values()))
+    steps = sorted((one for one in launches.values() if len(one) == most), key=lambda one: one[0]["ts"])
+    starts = [min(event["ts"] for event in step) for step in steps]
+    lengths = [after - before for before, after in itertools.pairwise(starts)]
+    middle = sorted(range(len(lengths)), key=lengths.__getitem__)[len(lengths) // 2]
+    busy, end = 0.0, 0.0
+    kernels: dict[str, list[float]] = collections.defaultdict(list)
+    for event in sorted(steps[middle], key=lambda event: event["ts"]):
+        kernels[event["name"][:160]].append(event["dur"])
+        busy += max(0.0, event["ts"] + event["dur"] - max(end, event["ts"]))
+        end = max(end, event["ts"] + event["dur"])
+    rows = sorted(kernels.items(), key=lambda row: -sum(row[1]))
+    return {
+        "step_us": round(lengths[middle], 1), "graph_us": round(end - starts[middle], 1), "busy_us": round(busy, 1),
+        "kernels": [{"name": name, "count": len(us), "us": round(sum(us), 1)} for name, us in rows],
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
@@ -93,6 +129,7 @@ def main() -> None:
     parser.add_argument("--commit", required=True)
     parser.add_argument("--batches", default="1,8,64,256")
     parser.add_argument("--decode-only", action="store_true")
+    parser.add_argument("--trace", action="store_true")
     parser.add_argument("--gate", type=Path)
     parser.add_argument("--attention", help="vLLM's attention backend, where its own choice is not to be had")
     asked = parser.parse_args()
@@ -115,6 +152,11 @@ def main() -> None:
         options["gpu_memory_utilization"] = 0.3  # must be free when it starts, in addition to the other engine
     if asked.attention:
         options["attention_backend"] = asked.attention
+    traces = Path(tempfile.mkdtemp())
+    if asked.trace:
+        options["profiler_config"] = {
+            "profiler": "torch", "torch_profiler_dir": str(traces), "torch_profiler_with_stack": False,
+        }  # fmt: skip
     begun = time.perf_counter()
     llm = vllm.LLM(
         asked.model, skip_tokenizer_init=True, max_model_len=8192, max_num_seqs=256, max_num_batched_tokens=8192,
@@ -158,6 +200,16 @@ def main() -> None:
         })  # fmt: skip
         print(runs[-1], file=terminal, flush=True)
     memory.stop()
+    step: dict[str, object] = {}
+    if asked.trace:
+        llm.start_profile()
+        seconds(int(asked.batches.split(",")[0]), PROMPT, 16)
+        llm.stop_profile()
+        trace = asked.out.with_suffix(".trace.json.gz")
+        # The worker's trace is the larger one: the other has only the frontend's events.
+        shutil.copy(max(traces.rglob("*.json.gz"), key=lambda path: path.stat().st_size), trace)
+        step = {"decode_step": decode_step(trace)}
+    shutil.rmtree(traces)
     result = {
         "schema": 1,
         "what": "one model in vLLM by one MoE backend",
@@ -180,6 +232,7 @@ def main() -> None:
         "kv_cache_mib": KV_CACHE_BYTES >> 20,
         "log": [line for line in log.read_text(errors="replace").splitlines() if LOG_LINES.search(line)],
         "runs": runs,
+        **step,
     }
     asked.out.write_text(records.text(result))
     print({key: value for key, value in result.items() if key not in ("runs", "log")}, file=terminal, flush=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -351,6 +352,7 @@ def main() -> None:
         config["quantization_config"] = quantization(asked.family, dense)
     (asked.out / "config.json").write_text(json.dumps(config, indent=1))
     write_tokenizer(asked.out, asked.vocab)
+    os.sync()  # else the host writes it to the disk while the first server is measured
     print(f"wrote {asked.out}: {len(make.index)} tensors, {make.total / 1e9:.2f} GB")
 
 

@@ -53,6 +53,7 @@ TABLES = [
     ("| us on an H100: one launch / a launch per step |", 0, 5, "hopper-few-tokens-h100-b8c4e90"),
     ("| tokens | one rank | own experts |", 0, 9, "exchange-2h200-39f28d9"),
     ("| tokens | routing | busiest rank over even |", 0, 8, "exchange-2h200-39f28d9"),
+    ("| 48 layers | this library | Marlin |", 0, 3, "vllm-qwen-next-h200-307cfa0"),
     ("| | this library | Triton experts |", 0, 3, "vllm-serve-gpt-oss-h200-507f388"),
     ("| | this library | Marlin | Humming 0.1.20 |", 0, 4, "vllm-serve-nemotron-h200-49d9be9"),
     ("| of 440 positions | compared |", 0, 4, "vllm-tokens-minimax-m3-h200-49d9be9"),

@@ -38,13 +38,15 @@ void store(float value, DType dtype, std::vector<uint8_t>& bytes, int64_t i) {
 int64_t stride_of(const Router& router) { return router.config.num_experts + router.padding; }
 
 // (T, E) of the router's type, with stride_of elements from row to row, after `padding` elements:
-// ties, both zeros, and non-finite values.
+// ties, both zeros, and non-finite values. For a third of the seeds three numbers, so that most are
+// ties.
 std::vector<uint8_t> logits_of(const Router& router, int64_t tokens, uint64_t seed) {
   const int64_t count = router.padding + tokens * stride_of(router);
   Random random(seed);
   std::vector<uint8_t> bytes(static_cast<size_t>(count * bits(router.dtype) / 8));
   for (int64_t i = 0; i < count; ++i) {
-    float value = static_cast<float>(random.below(64)) / 8.0f - 4.0f;  // exact in all three types
+    const int64_t numbers = seed % 3 == 2 ? 3 : 64;
+    float value = static_cast<float>(random.below(numbers)) / 8.0f - 4.0f;  // exact in all types
     if (seed % 3 == 0 && random.below(40) == 0) value = std::numeric_limits<float>::quiet_NaN();
     if (seed % 3 == 1 && random.below(40) == 0) value = -std::numeric_limits<float>::infinity();
     if (value == 0.0f && random.below(2) == 0) value = -0.0f;

@@ -88,7 +88,8 @@ Selection::Selection(const RouterConfig& config, const SelectionArrays& arrays, 
     std::optional<Tensor> array = input_of(object, name, *logits_);
     if (array.has_value() != asked)
       fail(std::string(name) + ": expected " + (asked ? "an array" : "None") +
-           " with this config, got " + (asked ? "None" : "an array"));
+           ", since RouterConfig." + name + " is " + (asked ? "set" : "not set") + ", got " +
+           (asked ? "None" : "an array"));
     if (array && (!array->is_f32() || array->shape() != Sizes{num_experts}))
       array->fail_expected(to_string(Sizes{num_experts}) + " float32");
     return array;
@@ -112,7 +113,8 @@ Selection::Selection(const RouterConfig& config, const SelectionArrays& arrays, 
   table_ = input_of(arrays.hash_table, "hash_table", *logits_);
   if (token_ids_.has_value() != config.hash_routing || table_.has_value() != config.hash_routing)
     fail(std::string("token_ids, hash_table: expected ") +
-         (config.hash_routing ? "both" : "neither") + " with this config");
+         (config.hash_routing ? "both" : "neither") + ", since RouterConfig.hash_routing is " +
+         (config.hash_routing ? "set" : "not set"));
   if (config.hash_routing) {
     if (!token_ids_->is_index() || token_ids_->shape() != Sizes{call_.tokens})
       token_ids_->fail_expected(to_string(Sizes{call_.tokens}) + " int32 or int64");

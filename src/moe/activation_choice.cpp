@@ -98,8 +98,7 @@ Result<ChosenFormat> choose_activation_format(const MoeOptions& options, const D
 
 Result<MoeOptions> with_chosen_format(MoeOptions options, const LayerOptions& layer) {
   NVFP4_MOE_ASSIGN(const Env env, read_env());
-  const std::string& forced =
-      layer.backend == "auto" && !env.backend.empty() ? env.backend : layer.backend;
+  NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(layer.backend, env));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(layer.device));
   NVFP4_MOE_ASSIGN(const ChosenFormat chosen, choose_activation_format(options, device, forced));
   options.activation_format = chosen.format;

@@ -182,12 +182,12 @@ def test_calls_that_are_refused() -> None:
     tokens, table = torch.zeros(3, dtype=torch.int64), torch.zeros(4, 2, dtype=torch.int64)
     calls = [
         (r"logits: expected \(T, 8\)", (torch.zeros(3, 9), config), {}),
-        ("correction_bias: expected an array", (x, biased), {}),
+        ("expected an array, since RouterConfig.correction_bias is set, got None", (x, biased), {}),
         (r"correction_bias: expected \(8,\) float32", (x, biased), {"correction_bias": torch.zeros(7)}),
         ("expert_scale: expected an array", (x, scaled), {}),
-        ("expert_scale: expected None", (x, config), {"expert_scale": torch.ones(8)}),
+        ("expert_scale: expected None, since .* is not set", (x, config), {"expert_scale": torch.ones(8)}),
         (r"expert_scale: expected \(8,\) float32", (x, scaled), {"expert_scale": torch.ones(8, dtype=torch.float64)}),
-        ("token_ids, hash_table: expected both", (x, hashed), {"token_ids": tokens}),
+        ("hash_table: expected both, since RouterConfig.hash_routing is set", (x, hashed), {"token_ids": tokens}),
         (r"token_ids: expected \(3,\) int32", (x, hashed), {"token_ids": tokens[:2], "hash_table": table}),
         (r"hash_table: expected \(vocab_size, 2\)", (x, hashed), {"token_ids": tokens, "hash_table": table[:, :1]}),
         ("out: expected a tuple", (x, config), {"out": ids}),

@@ -39,10 +39,10 @@ def check_server() -> None:
     """Raises Refused if the server's arguments request something that a packed layer cannot do."""
     backend = internals.get_moe_runner_backend()
     if not backend.is_auto() and backend.value != BACKEND and not internals.backend_is_sglangs_default():
-        raise Refused(f"--moe-runner-backend is {backend.value}; auto and {BACKEND} are the adapter's")
+        raise Refused(f"--moe-runner-backend is {backend.value}: expected auto or {BACKEND}")
     all_to_all = internals.get_moe_a2a_backend()
     if not all_to_all.is_none():
-        raise Refused(f"--moe-a2a-backend {all_to_all.value}: only the dispatch without all-to-all is supported")
+        raise Refused(f"--moe-a2a-backend {all_to_all.value}: expected none")
     for option, why in (
         ("enable_eplb", "packed experts cannot be moved between ranks"),
         ("enable_lora", "LoRA on experts is not supported"),

@@ -238,8 +238,8 @@ def test_random_weights_of_a_dummy_load_are_made_legal(sglang, configured, model
 REFUSED = [
     ({"enable_eplb": True}, {}, "--enable-eplb: packed experts cannot be moved between ranks"),
     ({"enable_lora": True}, {}, "--enable-lora: LoRA on experts is not supported"),
-    ({"moe_a2a_backend": "deepep"}, {}, "--moe-a2a-backend deepep"),
-    ({"moe_runner_backend": "triton"}, {}, "--moe-runner-backend is triton"),
+    ({"moe_a2a_backend": "deepep"}, {}, "--moe-a2a-backend deepep: expected none"),
+    ({"moe_runner_backend": "triton"}, {}, "--moe-runner-backend is triton: expected auto or nvfp4_moe"),
     ({}, {"activation": "gelu"}, "activation gelu"),
     ({}, {"activation": "situ", "gemm1_alpha": 4.0}, "expected both limits"),
     ({}, {"is_gated": False}, "not gated"),

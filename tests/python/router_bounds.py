@@ -62,6 +62,34 @@ def weight_bound(config: nv.RouterConfig, logits, ids, expected, expert_scale=No
     return expected.abs() * units * E24 + factor * 2.0**-148 + 2.0**-150
 
 
+def has_tie(config: nv.RouterConfig, logits, bias):
+    """bool (T,): float32's error may decide which experts a token gets."""
+    scores, error = selection_scores(config, logits, bias)
+    masked, unclear = masked_by_groups(config, scores, 2 * error)
+    best = masked.topk(config.top_k + 1, dim=-1)
+    # Two scores that are equal in float32 are one number to plain float32 code.
+    apart = 2 * (error.amax(-1) + 4 * E24 * scores.abs().amax(-1) + 8 * E24)
+    return unclear | ((best.values[:, -2] - best.values[:, -1]) <= apart)
+
+
+def plain_bound(config: nv.RouterConfig, logits, ids, expected):
+    """The allowed difference between our weights and those of plain float32 code: the bounds of both."""
+    units = 2.0 * (config.top_k + 2)
+    if config.scoring == "softmax":  # exp(x - log Z) rounds its operands; ours are differences
+        units = units + 2 * logits.double().abs().amax(-1, keepdim=True)
+    return 2 * weight_bound(config, logits, ids, expected) + units * E24 * expected.abs()
+
+
+def same_experts(ids, our_ids):
+    """bool (T,): whether a token has the same experts in some order."""
+    return torch.tensor([set(a) == set(b) for a, b in zip(ids.tolist(), our_ids.tolist(), strict=True)])
+
+
+def in_their_order(ids, our_ids, our_weights):
+    """Our weights, float64, in the order of the engine's ids."""
+    return our_weights.gather(1, (ids[:, :, None] == our_ids[:, None, :]).int().argmax(-1)).double()
+
+
 def numbers(tokens: int, experts: int, dtype, seed: int):
     g = torch.Generator().manual_seed(seed)
     spread = torch.exp2(torch.randint(-2, 5, (tokens, 1), generator=g).float())

@@ -157,7 +157,10 @@ def test_the_record_is_of_the_adapters_table_and_releases(name):
         "the adapter's table changed since the wheels were read: run tools/check/check_engine_signatures.py " + name
     )
     for version, problems in found["releases"].items():
-        assert script.supported(version, adapter.RELEASES) == (not problems), version
+        moved = script.needed(version, problems, adapter)
+        assert script.supported(version, adapter.RELEASES) == (not moved), version
+    for group, releases in getattr(adapter, "LACKING", {}).items():
+        assert all(group in found["releases"][release] for release in releases), group
     for release in adapter.RELEASES:
         assert any(script.supported(version, [release]) for version in found["releases"]), release
 

@@ -85,6 +85,12 @@ def supported(version, releases):
     return any(version == release or version.startswith(release + ".") for release in releases)
 
 
+def needed(version, found, adapter):
+    """Returns the misfits of a release without those of groups that the adapter does not expect there."""
+    lacking = getattr(adapter, "LACKING", {})
+    return {group: whys for group, whys in found.items() if version not in lacking.get(group, ())}
+
+
 def objections(engine, version, found, releases, is_recorded):
     """Returns one line for each reason why a maintainer has to act on a release."""
     name, file = f"{engine} {version}", f"python/nvfp4_moe/{ENGINES[engine][0]}"
@@ -104,8 +110,8 @@ def render(record):
         "it with what the adapter calls, overrides and reads: the adapter's own table, which it checks again",
         "when an engine loads it. A release that fits has every member with the parameters that are relied",
         "on; what ran is in the adapter's page. Of a group that does not fit the engine keeps the layers, of",
-        "`core` all; transformers' adapter is then an ImportError. A newer release than those below is",
-        "judged by the same table when it is loaded.",
+        "`core` all, of `router` the selection of experts; transformers' adapter is then an ImportError. A",
+        "newer release than those below is judged by the same table when it is loaded.",
     ]
     for engine, found in record.items():
         lines += ["", f"## {TITLES[engine]}", "", "| release | |", "|---|---|"]
@@ -157,7 +163,8 @@ def main():
                 found = read_wheel(engine, version, adapter.REQUIRED, signatures)
             releases[version] = found
             print(f"{engine} {version}: {'fits' if not found else found}", flush=True)
-            failed += objections(engine, version, found, adapter.RELEASES, version in recorded)
+            moved = needed(version, found, adapter)
+            failed += objections(engine, version, moved, adapter.RELEASES, version in recorded)
         record[engine] = {"table": digest(adapter.REQUIRED), "releases": releases}
     print("\n".join(failed), end="\n" if failed else "")
     record = {engine: record[engine] for engine in ENGINES if engine in record}

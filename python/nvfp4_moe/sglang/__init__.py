@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 
 from .._settings import Settings, read_settings
-from .required import RELEASES, REQUIRED
+from .required import OPTIONAL, RELEASES, REQUIRED
 
 __all__ = ["register"]
 
@@ -46,6 +46,9 @@ def register() -> None:
     version = importlib.metadata.version("sglang")
     for group, problems in missing.items():
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        if group in OPTIONAL:
+            _log.info("nvfp4_moe leaves the selection of experts to SGLang %s: %s%s", version, problems[0], more)
+            continue
         what = "NVFP4 experts" if group == "core" else f"{group} experts"
         why = f"SGLang {version} does not fit this adapter: {'; '.join(problems[:3])}{more}"
         if settings.insists:
@@ -66,7 +69,7 @@ def register() -> None:
 
 def _hook(settings: Settings, missing: Mapping[str, object]) -> None:
     """Registers everything except the missing formats, once SGLang is known to fit. Imports SGLang."""
-    from . import compressed_tensors, experts, internals
+    from . import compressed_tensors, experts, internals, router
     from .modelopt import ModelOptHooks
     from .mxfp4 import Mxfp4Hooks
     from .runner import BACKEND, NvFp4MoeRunnerCore
@@ -81,3 +84,5 @@ def _hook(settings: Settings, missing: Mapping[str, object]) -> None:
         Mxfp4Hooks(settings).register()
     if "compressed-tensors" not in missing:
         compressed_tensors.register(settings)
+    if "router" not in missing and settings.router != "engine":
+        router.register(settings)

@@ -26,7 +26,7 @@ from sglang.srt.layers.quantization.compressed_tensors.schemes.compressed_tensor
 from sglang.srt.layers.quantization.modelopt_quant import ModelOptNvFp4FusedMoEMethod
 from sglang.srt.layers.quantization.mxfp4 import Mxfp4MoEMethod
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-from sglang.srt.runtime_context import get_server_args
+from sglang.srt.runtime_context import get_parallel, get_server_args
 from sglang.srt.server_args import MOE_RUNNER_BACKEND_CHOICES, add_moe_runner_backend_choices
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "get_moe_a2a_backend",
     "get_moe_runner_backend",
     "hidden_activation",
+    "is_first_rank_of_layers",
     "register_moe_runner_core",
     "resolve_moe_runner_backend",
     "server_argument",
@@ -100,3 +101,9 @@ def hidden_activation() -> Any:
 def server_argument(name: str, default: Any = None) -> Any:
     """Returns a server argument as SGLang resolved it, or the default if this release does not have it."""
     return resolution_result(get_server_args(), name, default)
+
+
+def is_first_rank_of_layers() -> bool:
+    """Returns whether this process logs for the ranks that run the same layers."""
+    parallel = get_parallel()
+    return int(parallel.moe_ep_rank) == 0 and int(parallel.moe_tp_rank) == 0

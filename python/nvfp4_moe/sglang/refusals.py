@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +33,7 @@ def refuse(name: str, refused: Refused, settings: Settings) -> None:
 def settings_now(settings: Settings) -> Settings:
     """Returns the settings, updated from the command line: a user who names the backend insists on it."""
     chosen = internals.get_moe_runner_backend().value == BACKEND
-    return Settings("1", settings.activation_format) if chosen else settings
+    return dataclasses.replace(settings, mode="1") if chosen else settings
 
 
 def check_server() -> None:

@@ -6,6 +6,8 @@ docs/reference/engines-compatibility.md.
 """
 
 RELEASES = ("0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")  # those that fit
+OPTIONAL = ("router",)  # groups that serving does not need
+LACKING = {"router": ("0.5.19", "0.5.20", "0.5.21", "0.5.22")}  # releases that fit without one of them
 
 _MOE = "sglang.srt.layers.moe"
 _MODELOPT = "sglang.srt.layers.quantization.modelopt_quant"
@@ -137,5 +139,50 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
         ("overrides", f"{_SCHEME}.create_moe_runner", ("layer", "moe_runner_config")),
         ("overrides", f"{_SCHEME}.process_weights_after_loading", ("layer",)),
         ("overrides", f"{_SCHEME}.apply_weights", ("layer", "dispatch_output")),
+    ),
+    # The selection of experts. select_experts calls a config's custom_routing_function.
+    "router": (
+        ("overrides", f"{_MOE}.topk:TopK.bind_runner_backend", ("runner_backend", "routing_method_type")),
+        ("has", f"{_MOE}.topk:TopK", ("topk_config",)),
+        (
+            "has",
+            f"{_MOE}.topk:TopKConfig",
+            (
+                "apply_routed_scaling_factor_on_output",
+                "correction_bias",
+                "custom_routing_function",
+                "fused_gate_packed_ids",
+                "layer_id",
+                "num_expert_group",
+                "renormalize",
+                "routed_scaling_factor",
+                "runner_backend",
+                "scoring_func",
+                "shared_experts",
+                "top_k",
+                "topk_group",
+                "use_grouped_topk",
+            ),
+        ),
+        (
+            "has",
+            "sglang.srt.configs.shared_experts:SharedExpertsConfig",
+            ("num_fused_shared_experts", "use_waterfill"),
+        ),
+        (
+            "overrides",
+            f"{_MOE}.topk:select_experts",
+            (
+                "hidden_states",
+                "router_logits",
+                "topk_config",
+                "layer_id",
+                "num_token_non_padded",
+                "expert_location_dispatch_info",
+                "dynamic_expert_bias",
+                "router_logits_partials",
+            ),
+        ),
+        ("calls", "sglang.srt.runtime_context:get_parallel", ()),
     ),
 }

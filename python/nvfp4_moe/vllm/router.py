@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import torch_op  # noqa: F401  defines the operators
+from .._own_router import LeftToEngine, check_bias, group_options, naming_router, score_options, select
 from ..router import RouterConfig
 from . import internals
 from .plan import LayerPlan, pattern
@@ -55,12 +55,6 @@ _OFF = {
 }
 # Options that vLLM gives to the layer and to its router.
 _SHARED = ("top_k", "renormalize", "scoring_func", "num_expert_group", "topk_group", "routed_scaling_factor")
-_SCORING = {"softmax": "softmax", "sigmoid": "sigmoid", "sqrtsoftplus": "sqrt_softplus"}
-_EPSILON = 1e-20  # as in vLLM's kernel for groups; the others divide by 1 if the sum is 0
-
-
-class _LeftToVllm(Exception):
-    """The reason why vLLM selects a layer's experts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,20 +76,7 @@ class OwnRouter:
 
     def select(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Computes topk_ids int32 and topk_weights float32, both (T, top_k), from logits (T, num_experts)."""
-        router = self.config
-        ids, weights = torch.ops.nvfp4_moe.select_experts(
-            logits.contiguous(),
-            router.top_k,
-            router.scoring,
-            router.renormalize,
-            router.renormalize_epsilon,
-            router.routed_scaling_factor,
-            router.num_expert_group,
-            router.topk_group,
-            router.group_score,
-            self.correction_bias,
-        )
-        return ids, weights
+        return select(logits, self.config, self.correction_bias)
 
 
 def own_router(layer: Any, plan: LayerPlan) -> OwnRouter | None:
@@ -104,7 +85,7 @@ def own_router(layer: Any, plan: LayerPlan) -> OwnRouter | None:
         return None
     try:
         found = _known(layer, plan)
-    except _LeftToVllm as why:
+    except LeftToEngine as why:
         internals.logger().info_once(
             "nvfp4-moe leaves the selection of the experts of layers such as %s to vLLM: %s",
             pattern(plan.name),
@@ -119,107 +100,82 @@ def _known(layer: Any, plan: LayerPlan) -> OwnRouter:
     router = _stock_router(layer, plan)
     name = _class_of(router)
     if more := sorted(vars(router).keys() - _ATTRIBUTES[name]):
-        raise _LeftToVllm(f"{name} has the unknown attribute {more[0]}")
+        raise LeftToEngine(f"{name} has the unknown attribute {more[0]}")
     for option, value in _OFF.items():
         found = getattr(router, option, value)
         if found is not value and (value is None or found != value):
-            raise _LeftToVllm(f"{name} has a {option}")
+            raise LeftToEngine(f"{name} has a {option}")
     _check_same(layer, router, name)
-    try:
+    with naming_router(name):
         options = _options(name, router)
         config = RouterConfig(int(router.global_num_experts), int(router.top_k), **options)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise _LeftToVllm(f"{name}: {error}") from None
     if (config.num_experts, config.top_k) != (plan.options["num_experts"], plan.options["top_k"]):
-        raise _LeftToVllm(f"{name} selects {config.top_k} of {config.num_experts} experts, and the layer does not")
+        raise LeftToEngine(f"{name} selects {config.top_k} of {config.num_experts} experts, and the layer does not")
     if config.correction_bias:
-        _check_bias(layer, router.e_score_correction_bias, config.num_experts)
+        device_type = torch.device(layer.moe_config.device).type
+        check_bias("e_score_correction_bias", router.e_score_correction_bias, config.num_experts, device_type)
     return OwnRouter(config, router)
 
 
 def _stock_router(layer: Any, plan: LayerPlan) -> Any:
     """Returns vLLM's router of a layer, if vLLM's own runner passes its logits to the layer."""
     if getattr(layer.moe_config, "require_decomposed_backend", False):
-        raise _LeftToVllm("vLLM's config requires it")
+        raise LeftToEngine("vLLM's config requires it")
     runner = runner_of(layer, plan.runners)
     if runner is None:
-        raise _LeftToVllm("the layer has no runner of vLLM's")
+        raise LeftToEngine("the layer has no runner of vLLM's")
     base = internals.find_or_none(f"{_FUSED}.runner.moe_runner:MoERunner")
     for step in ("_forward_impl", "_apply_quant_method"):
         expected = getattr(base, step, None)
         if expected is None or getattr(type(runner), step, None) is not expected:
-            raise _LeftToVllm(f"{type(runner).__name__} is a runner of the model's own")
+            raise LeftToEngine(f"{type(runner).__name__} is a runner of the model's own")
     return runner.router
 
 
 def _class_of(router: Any) -> str:
     name = type(router).__name__
     if name not in _ATTRIBUTES or type(router).__module__ != f"{_FUSED}.router.{_MODULES.get(name, 'cpu_router')}":
-        raise _LeftToVllm(f"the router is a {name}")
+        raise LeftToEngine(f"the router is a {name}")
     return name
 
 
 def _check_same(layer: Any, router: Any, name: str) -> None:
     """Checks that the layer and its router have the same options. Those that a router lacks must be off."""
     if layer.custom_routing_function is not None:
-        raise _LeftToVllm("the model has a routing function of its own")
+        raise LeftToEngine("the model has a routing function of its own")
     if getattr(layer, "hash_indices_table", None) is not None:
-        raise _LeftToVllm("the layer has a hash_indices_table")
+        raise LeftToEngine("the layer has a hash_indices_table")
     if layer.e_score_correction_bias is not getattr(router, "e_score_correction_bias", None):
-        raise _LeftToVllm(f"{name} has another e_score_correction_bias than the layer")
+        raise LeftToEngine(f"{name} has another e_score_correction_bias than the layer")
     for option in _SHARED:
         found = getattr(layer, option, None)
         if hasattr(router, option) and hasattr(layer, option) and found != getattr(router, option):
-            raise _LeftToVllm(f"{name} has another {option} than the layer")
+            raise LeftToEngine(f"{name} has another {option} than the layer")
     if not hasattr(router, "routed_scaling_factor") and layer.routed_scaling_factor != 1.0:
-        raise _LeftToVllm(f"{name} ignores the layer's routed_scaling_factor")
+        raise LeftToEngine(f"{name} ignores the layer's routed_scaling_factor")
 
 
 def _options(name: str, router: Any) -> dict[str, Any]:
     """Returns the fields of RouterConfig. May raise AttributeError, TypeError or ValueError for odd values."""
-    scoring, renormalize = _SCORING.get(router.scoring_func), bool(router.renormalize)
-    if scoring is None:
-        raise _LeftToVllm(f"{name} has scores by {router.scoring_func}")
-    options: dict[str, Any] = {"scoring": scoring, "renormalize": renormalize}
-    if renormalize and scoring != "softmax":
-        options["renormalize_epsilon"] = _EPSILON
+    options = score_options(name, router.scoring_func, router.renormalize)
+    scoring, renormalize = options["scoring"], options["renormalize"]
     if name == _PLAIN:
         if scoring == "sqrt_softplus":
-            raise _LeftToVllm(f"{name} has no scores by {router.scoring_func}")
+            raise LeftToEngine(f"{name} has no scores by {router.scoring_func}")
         return options
     biased = router.e_score_correction_bias is not None
     options |= {"correction_bias": biased, "routed_scaling_factor": float(router.routed_scaling_factor)}
     if name == _GROUPED or (name == _CPU and router.use_grouped_topk):
-        return options | _groups(name, router, scoring, biased)
+        if scoring == "sqrt_softplus":
+            raise LeftToEngine(f"{name} has no scores by {router.scoring_func}")
+        groups = router.global_num_experts, router.num_expert_group, router.topk_group
+        return options | group_options(name, *groups, biased)
     if name == _BIASED:
         if not biased:
-            raise _LeftToVllm(f"{name} without a bias")
+            raise LeftToEngine(f"{name} without a bias")
     elif scoring == "sqrt_softplus":
         if not (biased and renormalize):
-            raise _LeftToVllm(f"{name} has no such scores without a bias and renormalize")
+            raise LeftToEngine(f"{name} has no such scores without a bias and renormalize")
     elif scoring != "softmax" or biased or options["routed_scaling_factor"] != 1.0:
-        raise _LeftToVllm(f"{name} ignores an option of the layer")
+        raise LeftToEngine(f"{name} ignores an option of the layer")
     return options
-
-
-def _groups(name: str, router: Any, scoring: str, biased: bool) -> dict[str, Any]:
-    experts, groups = int(router.global_num_experts), int(router.num_expert_group)
-    if scoring == "sqrt_softplus":
-        raise _LeftToVllm(f"{name} has no scores by {router.scoring_func}")
-    # For other groups vLLM's router ignores them, and some options too.
-    if groups < 1 or experts <= groups or experts % groups != 0:
-        raise _LeftToVllm(f"{name} has {groups} groups of {experts} experts")
-    score = "top2_sum" if biased else "max"
-    return {"num_expert_group": groups, "topk_group": int(router.topk_group), "group_score": score}
-
-
-def _check_bias(layer: Any, bias: Any, num_experts: int) -> None:
-    device = torch.device(layer.moe_config.device).type
-    if not (
-        isinstance(bias, Tensor)
-        and bias.dtype == torch.float32
-        and tuple(bias.shape) == (num_experts,)
-        and bias.is_contiguous()
-        and bias.device.type == device
-    ):
-        raise _LeftToVllm(f"e_score_correction_bias: expected contiguous float32 ({num_experts},) on {device}")

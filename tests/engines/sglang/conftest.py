@@ -14,6 +14,8 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 
+# The kernels of SGLang's routers run in Triton's interpreter in this process. Triton reads it when it is imported.
+os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(HERE.parent / "common"))  # models, truth
 sys.path.insert(0, str(ROOT / "tests/python"))  # moe_reference: the layer in float64, as intervals
 sys.path.append(str(HERE / "stubs"))  # after the real ones, if they are installed
@@ -115,7 +117,7 @@ def environment(plugin_path):
         paths = [str(package), *stubs, str(HERE), str(plugin_path), os.environ.get("PYTHONPATH", "")]
         env = dict(os.environ, PYTHONPATH=":".join(filter(None, paths)), HF_HUB_OFFLINE="1")
         env |= {"TOKENIZERS_PARALLELISM": "false"} | ({} if on_gpu else CPU)
-        for name in ("NVFP4_MOE_MODE", "SGLANG_PLUGINS"):
+        for name in ("NVFP4_MOE_MODE", "NVFP4_MOE_ROUTER", "SGLANG_PLUGINS", "TRITON_INTERPRET"):
             env.pop(name, None)
         env["NVFP4_MOE_ACTIVATIONS"] = "bf16"  # the bounds are made for it; None removes it
         for name, value in variables.items():

@@ -8,7 +8,7 @@ explain.py judges those outputs.
 import judges
 import models
 import pytest
-from engines import ON_GPU, TWO_RANKS, on_cpu_only, on_gpu_only, two_devices
+from engines import ON_GPU, OTHER_ROUTER, TWO_RANKS, on_cpu_only, on_gpu_only, selects, two_devices
 from truth import Truth
 
 # Graphs of decoding and of prefill, which SGLang uses by default, for the few sizes that occur.
@@ -22,6 +22,7 @@ JOBS = {
     "compressed_w4a4": ("compressed_w4a4", {"moe_runner_backend": "nvfp4_moe"}),
     "compressed_w4a16": ("compressed_w4a16", {}),
     "updated": ("wrong", {"reload": "modelopt"}),
+    "other router": ("modelopt_mixed", OTHER_ROUTER),
 } | TWO_RANKS
 if ON_GPU:
     JOBS |= {
@@ -57,6 +58,15 @@ def test_what_is_said_is_the_truth_but_for_ties(served, judged, form):
     rounds, log = served(form)
     assert took(log) and ("on cuda" in took(log)[0]) == ON_GPU
     judged(rounds[0], form)
+
+
+def test_tokens_do_not_depend_on_who_selects_the_experts(served, judged):
+    runs = {}
+    for job in ("modelopt_mixed", "other router"):
+        (run,), log = served(job)
+        runs[selects(log)] = run
+    judged(runs[True], "the library selects")
+    assert [one["tokens"] for one in runs[True]] == [one["tokens"] for one in runs[False]]
 
 
 def check_updated(judged, rounds, judge):

@@ -10,12 +10,13 @@ import models
 import nemotron
 import pytest
 import torch
-from engines import TWO_RANKS, two_devices
+from engines import OTHER_ROUTER, TWO_RANKS, selects, two_devices
 from judges import faults_beside
 from truth import Truth
 
 FORMS = ("modelopt", "modelopt_mixed", "compressed_w4a4", "compressed_w4a16")
 JOBS = {form: (form, {}) for form in FORMS} | {"updated": ("wrong", {"reload": "modelopt"})} | TWO_RANKS
+JOBS["other router"] = "modelopt", OTHER_ROUTER
 JOBS = {name: (form, options | {"record": False}) for name, (form, options) in JOBS.items()}
 
 
@@ -47,6 +48,16 @@ def test_each_form_says_what_transformers_says(served, faults, job):
     # compressed-tensors.
     producer = "modelopt" if job.startswith("modelopt") else "compressed_w4a4"
     assert run == served(producer)[0][0], "the same numbers in each form of a producer, to the last bit"
+
+
+def test_tokens_do_not_depend_on_who_selects_the_experts(served, faults):
+    """With the factor in the router's weights, a bias, and SGLang's shared expert."""
+    runs = {}
+    for job in ("modelopt", "other router"):
+        (run,), log = served(job)
+        runs[selects(log)] = run
+    assert faults(runs[True], "the library selects") == []
+    assert [one["tokens"] for one in runs[True]] == [one["tokens"] for one in runs[False]]
 
 
 @two_devices

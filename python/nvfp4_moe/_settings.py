@@ -24,7 +24,8 @@ class Settings:
             such a layer is an error.
         activation_format: "auto" is what the checkpoint declares for a layer, or a more precise format. Otherwise the
             format of every layer.
-        router: "own" selects experts with this library if it knows the router, "engine" never, "auto" only on GPUs.
+        router: "own" selects experts with this library if it knows the router, "engine" never, "auto" only on GPUs and
+            not in SGLang.
         exchange: How the results of expert parallel ranks are added. SGLang's adapter ignores it.
     """
 
@@ -36,10 +37,6 @@ class Settings:
     @property
     def insists(self) -> bool:
         return self.mode == "1"
-
-    def selects_experts_on(self, device_type: str) -> bool:
-        """Returns whether the library selects experts on "cpu" or "cuda", if it knows the router."""
-        return self.router == "own" or (self.router == "auto" and device_type != "cpu")
 
 
 def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:

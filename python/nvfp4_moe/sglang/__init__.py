@@ -47,7 +47,8 @@ def register() -> None:
     for group, problems in missing.items():
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         if group in OPTIONAL:
-            _log.info("nvfp4_moe leaves the selection of experts to SGLang %s: %s%s", version, problems[0], more)
+            if settings.router == "own":
+                _log.warning("nvfp4_moe leaves the selection of experts to SGLang %s: %s%s", version, problems[0], more)
             continue
         what = "NVFP4 experts" if group == "core" else f"{group} experts"
         why = f"SGLang {version} does not fit this adapter: {'; '.join(problems[:3])}{more}"
@@ -84,5 +85,5 @@ def _hook(settings: Settings, missing: Mapping[str, object]) -> None:
         Mxfp4Hooks(settings).register()
     if "compressed-tensors" not in missing:
         compressed_tensors.register(settings)
-    if "router" not in missing and settings.router != "engine":
-        router.register(settings)
+    if "router" not in missing and settings.router == "own":
+        router.register()

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from .._own_router import LeftToEngine, check_bias, group_options, naming_router, score_options, select
-from .._settings import Settings
 from ..router import RouterConfig
 from . import internals
 from .refusals import log
@@ -166,15 +165,13 @@ def _options(config: Any, experts: int) -> dict[str, Any]:
     return options
 
 
-def register(settings: Settings) -> None:
+def register() -> None:
     """Hooks the method that associates a router with a runner, and the function that selects."""
 
     def bind_runner_backend(own: Callable[..., Any], topk: Any, *inputs: Any, **named: Any) -> None:
         own(topk, *inputs, **named)
         config = topk.topk_config
-        if getattr(config.runner_backend, "value", None) != BACKEND:
-            return
-        if settings.selects_experts_on(torch.empty(0).device.type):
+        if getattr(config.runner_backend, "value", None) == BACKEND:
             setattr(config, _STATE, OwnRouter(config, internals.is_first_rank_of_layers()))
 
     def select_experts(

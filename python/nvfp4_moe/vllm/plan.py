@@ -217,7 +217,8 @@ def _plan(layer: Any, name: str, chosen: Settings, form: Form, declared: Declare
     device = _device(moe)
     options, activations = with_activations(options, device, chosen, declared)
     load_format = getattr(_current_config().load_config, "load_format", None)
-    own_router = chosen.selects_experts_on(device.type) and not _routers_are_watched()
+    own_router = chosen.router == "own" or (chosen.router == "auto" and device.type != "cpu")
+    own_router = own_router and not _routers_are_watched()
     dummy = str(load_format) == "dummy"
     ranks = _ranks(moe, name, chosen)
     runners = getattr(getattr(_current_config(), "compilation_config", None), "static_forward_context", {})

@@ -57,6 +57,7 @@ def sglang(plugin_path):
     """SGLang with its plugins loaded from pyproject.toml's entry points, so that the name there is tested too."""
     # Layers are compared with the library's in bf16, unless a test sets another format.
     os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "NVFP4_MOE_THREADS": "1", "NVFP4_MOE_ACTIVATIONS": "bf16"}
+    os.environ["NVFP4_MOE_ROUTER"] = "own"
     sys.path.insert(0, str(plugin_path))
     from sglang.srt.plugins import load_plugins
 

@@ -10,8 +10,7 @@ on_cpu_only = pytest.mark.skipif(ON_GPU, reason="on a GPU SGLang has kernels of 
 two_devices = pytest.mark.skipif(not HAS_TWO, reason="two ranks need two GPUs")
 _TWO = {"variables": {} if ON_GPU else {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}, "tp_size": 2}
 TWO_RANKS = {"tp": ("modelopt", _TWO), "ep": ("modelopt", _TWO | {"ep_size": 2})} if HAS_TWO else {}
-# The library selects the experts by default on a GPU only.
-OTHER_ROUTER = {"variables": {"NVFP4_MOE_ROUTER": "engine" if ON_GPU else "own"}}
+OTHER_ROUTER = {"variables": {"NVFP4_MOE_ROUTER": "own"}}
 
 
 def selects(log):

@@ -22,12 +22,10 @@ SAID = "nvfp4_moe leaves the selection of experts in layer 3 and others to SGLan
 
 @pytest.fixture
 def module(sglang, configured, monkeypatch):
-    """SGLang's module of routers. The plugin selects if it knows a router, as with NVFP4_MOE_ROUTER=own."""
-    from nvfp4_moe._settings import Settings
+    """SGLang's module of routers. The plugin selects if it knows a router: conftest.py sets NVFP4_MOE_ROUTER=own."""
     from nvfp4_moe.sglang import router
     from sglang.srt.layers.moe import topk
 
-    monkeypatch.setattr(Settings, "selects_experts_on", lambda settings, device_type: True)
     for name, value in {"_is_cuda": False, "_is_cpu": True}.items():
         monkeypatch.setattr(topk, name, value)
     router._said.clear()
@@ -351,15 +349,7 @@ def test_sglang_selects_in_graphs_that_torch_compiles(module, said):
     assert torch.equal(out.topk_ids.sort(-1).values, eager.long().sort(-1).values) and len(said()) == 1
 
 
-def test_other_runners_and_settings_are_sglangs(module, monkeypatch):
-    from nvfp4_moe._settings import Settings
-
-    def taken(backend="nvfp4_moe"):
-        return hasattr(make(module, backend=backend).topk_config, "nvfp4_moe_router")
-
-    assert taken() and not taken("triton")
-    monkeypatch.undo()  # the process' own settings: auto, and on a CPU
-    assert not taken()
-    for router, on_cpu, on_gpu in (("own", True, True), ("auto", False, True), ("engine", False, False)):
-        settings = Settings(router=router)
-        assert (settings.selects_experts_on("cpu"), settings.selects_experts_on("cuda")) == (on_cpu, on_gpu)
+def test_routers_of_other_runners_are_sglangs(module):
+    for backend in ("nvfp4_moe", "triton"):
+        taken = hasattr(make(module, backend=backend).topk_config, "nvfp4_moe_router")
+        assert taken == (backend == "nvfp4_moe")

@@ -47,7 +47,7 @@ def load(environment):
 
 def test_on_by_installing(load):
     run = load()
-    assert "CHOICE True HOOKS 15" in run.stdout
+    assert "CHOICE True HOOKS 13" in run.stdout
     assert "nvfp4_moe takes NVFP4 experts of SGLang" in run.stderr
 
 
@@ -95,16 +95,17 @@ def test_what_fails_while_it_is_registered_is_an_error_where_the_user_insists(lo
 
 def test_a_format_that_does_not_fit_is_left_to_sglang(load):
     run = load(CHANGED_FORMAT)
-    assert "CHOICE True HOOKS 14" in run.stdout
+    assert "CHOICE True HOOKS 12" in run.stdout
     assert "nvfp4_moe leaves compressed-tensors experts to SGLang" in run.stderr
 
 
-def test_routers_are_sglangs_if_they_do_not_fit_or_the_user_asks_for_it(load):
-    run = load(CHANGED_ROUTER, NVFP4_MOE_MODE="1")  # not an error: serving does not need them
+def test_routers_are_sglangs_unless_they_fit_and_the_user_asks_for_them(load):
+    assert "CHOICE True HOOKS 15" in load(NVFP4_MOE_ROUTER="own").stdout
+    run = load(CHANGED_ROUTER, NVFP4_MOE_MODE="1", NVFP4_MOE_ROUTER="own")  # no error: serving does not need them
     assert "CHOICE True HOOKS 13" in run.stdout
     assert "nvfp4_moe leaves the selection of experts to SGLang 0." in run.stderr
     assert "select_experts takes (hidden_states, router_logits, topk_config, layer_id)" in run.stderr
-    run = load(NVFP4_MOE_ROUTER="engine")
+    run = load(CHANGED_ROUTER)
     assert "CHOICE True HOOKS 13" in run.stdout and "leaves the selection" not in run.stderr
     run = load(NVFP4_MOE_ROUTER="mine")
     assert run.returncode != 0 and "NVFP4_MOE_ROUTER: expected one of auto, own, engine, got 'mine'" in run.stderr

@@ -4,9 +4,10 @@
     .venv/bin/python tools/release/lock_requirements.py
     .deps/engines/vllm/bin/python tools/release/lock_requirements.py vllm
 
-Run it in an environment made from python/requirements-NAME.txt (default NAME: test), after that file changed. The lock
-is for this interpreter and platform, which the first line names; ./dev uses it there and the plain requirements
-elsewhere. torch is left out, because indexes offer different builds of it under the same version.
+Run it in an environment made from python/requirements-NAME.txt (default NAME: test) by Debian 12's own Python, whose
+patch level excludes some versions, after that file changed. The lock is for this interpreter and platform, which the
+first line names; ./dev uses it there and the plain requirements elsewhere. torch is left out, because indexes offer
+different builds of it under the same version.
 """
 
 from __future__ import annotations

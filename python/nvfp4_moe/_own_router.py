@@ -1,7 +1,7 @@
 """Selects experts in place of an engine's router. Shared by the engines' adapters; imports no engine. Needs torch.
 
-An adapter translates an engine's router to a RouterConfig. If anything about it is unknown, or not implemented by the
-library, LeftToEngine gives the reason and the engine selects.
+An adapter translates an engine's router to a RouterConfig. If the adapter or the library does not know the router,
+LeftToEngine gives the reason, and the engine selects.
 """
 
 from __future__ import annotations

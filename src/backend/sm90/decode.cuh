@@ -92,15 +92,18 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   DecodeGateUp<kFunction>{args, share, routing}.run(ring, routing.gate_up[thread / 32], x,
                                                     row_bytes, partials);
   __syncthreads();
-  if (thread == 0) wait_for_grid(&decode_grid_counter, routing.grid_before);
-  __syncthreads();
+  if (thread == 0) arrive_at_grid(&decode_grid_counter);
   const auto routed = static_cast<int32_t>(args.ids.assignments);
   const DecodeDown<> down{
       args,    share,
       routing, reinterpret_cast<float*>(decode_shared + kDecodeRingBytes + kDecodePartialBytes),
       routed,  routed + (args.shared.groups > 0 ? args.tokens : 0)};
   if (routing.row_count < routed) down.clear_missing_rows();
-  down.run(ring, routing.down[thread / 32], partials);
+  const DecodeRun& own_down = routing.down[thread / 32];
+  const ColumnsAt columns = down.columns_of(DecodeRows(own_down));
+  if (thread == 0) wait_for_grid(&decode_grid_counter, routing.grid_before);
+  __syncthreads();
+  down.run(ring, own_down, columns, partials);
 }
 
 }  // namespace nvfp4_moe::internal::sm90

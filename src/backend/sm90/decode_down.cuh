@@ -23,17 +23,19 @@ __device__ inline uint32_t read_grid_counter() {
   return threadIdx.x == kDecodeGridReader ? cuda::ptx::load_relaxed(&decode_grid_counter) : 0;
 }
 
-// Arrives, waits until every cta of the grid has, and makes their writes visible. Bit 31 of the
-// counter flips when all have: the first cta adds what the others leave to 2^31. The counter needs
-// no reset, and any number of launches may use it one after the other. Two grids that use it never
-// overlap before their barrier: all ctas of a grid are resident when it begins (a cooperative
-// launch, of one cta per multiprocessor), so a second grid finds room only once ctas of the first
-// have ended, and these have passed it.
-// before: the counter at any time since the cta has started. The bit can't flip before it arrives.
-// Called by one thread, after a barrier of its cta.
+// Arrives at the grid's barrier. Bit 31 of the counter flips when all ctas have: the first cta adds
+// what the others leave to 2^31. The counter needs no reset, and any number of launches may use it
+// one after the other. Two grids that use it never overlap before their barrier: all ctas of a grid
+// are resident when it begins (a cooperative launch, of one cta per multiprocessor), so a second
+// grid finds room only once ctas of the first have ended, and these have passed it. Called by one
+// thread, after a barrier of its cta.
+__device__ inline void arrive_at_grid(uint32_t* counter) {
+  cuda::ptx::reduce_add_release(counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
+}
+// Waits until every cta of the grid has arrived, and makes their writes visible. Called by the
+// thread that has arrived. before: the counter at any time between the cta's start and its arrival.
 __device__ inline void wait_for_grid(uint32_t* counter, uint32_t before,
                                      cuda::ptx::WaitSite site = cuda::ptx::wait_site()) {
-  cuda::ptx::reduce_add_release(counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
   cuda::ptx::WaitLimit limit(0, before >> 31, site);
   while (((cuda::ptx::load_acquire(counter) ^ before) & 0x80000000u) == 0) limit.check(false);
 }
@@ -158,10 +160,22 @@ struct DecodeDown {
         acc);
   }
 
-  __device__ void run(DecodeRing<DecodeSubtiles>& ring, const DecodeRun& own_run,
-                      const DecodePartials& rest) const {
+  // Where this lane reads the intermediate for the run's next row of subtiles.
+  __device__ ColumnsAt columns_of(const DecodeRows& at) const {
+    if (!at.more()) return {};
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-    const int32_t q = lane % 4, token = lane / 4;
+    const DecodeDownRow of(share, at.row);
+    // A token without this expert reads another's row; its accumulators are not stored.
+    int32_t assignment = routing.rows[of.active][lane / 4];
+    const int32_t another = __reduce_max_sync(cuda::kAllLanes, assignment);
+    if (assignment < 0) assignment = another;
+    const auto* const row = reinterpret_cast<const uint8_t*>(decode_row(args, assignment));
+    return {row + at.k_tile * 256 + lane % 4 * 16,
+            part_of(args, share, of.active).row_elems / 32 - at.k_tile * 4};
+  }
+  // columns: of the run's first row.
+  __device__ void run(DecodeRing<DecodeSubtiles>& ring, const DecodeRun& own_run, ColumnsAt columns,
+                      const DecodePartials& rest) const {
     Bf16Products::Constants constants;
     constants.pin();
     DecodeRows at(own_run);
@@ -170,16 +184,8 @@ struct DecodeDown {
 #pragma unroll 1
     while (at.more()) {
       const DecodeDownRow of(share, at.row);
-      const DecodePart& part = part_of(args, share, of.active);
-      const int32_t k_tiles = part.down_k_tiles, end = at.end(k_tiles);
-      // A token without this expert reads another's row; its accumulators are not stored.
-      int32_t assignment = routing.rows[of.active][token];
-      const int32_t another = __reduce_max_sync(cuda::kAllLanes, assignment);
-      if (assignment < 0) assignment = another;
-      const auto* const row = reinterpret_cast<const uint8_t*>(decode_row(args, assignment));
-      multiply_subtiles<true>(
-          ring, GlobalColumns(row + at.k_tile * 256 + q * 16, part.row_elems / 32 - at.k_tile * 4),
-          end - at.k_tile, constants, own);
+      const int32_t k_tiles = part_of(args, share, of.active).down_k_tiles, end = at.end(k_tiles);
+      multiply_subtiles<true>(ring, GlobalColumns(columns), end - at.k_tile, constants, own);
       if (at.k_tile > 0) {
         rest.put(own_run.warp, own);
       } else {
@@ -188,6 +194,7 @@ struct DecodeDown {
         store(own, output(of));
       }
       at.advance(end);
+      columns = columns_of(at);
     }
     Output last;
     if (missing > 0) last = output(DecodeDownRow(share, at.row));

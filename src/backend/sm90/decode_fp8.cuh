@@ -368,7 +368,10 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   ring.template copy<false>();
   Fp8GateUp<kFunction, kColumns>{{args, share, routing}, share, partials}.run(stream, tokens);
   __syncthreads();
-  if (thread == 0) wait_for_grid(&decode_grid_counter, routing.grid_before);
+  if (thread == 0) {
+    arrive_at_grid(&decode_grid_counter);
+    wait_for_grid(&decode_grid_counter, routing.grid_before);
+  }
   __syncthreads();
   Fp8Intermediate(args, share, args.intermediate_rule, routing, x).quantize();
   cuda::ptx::fence_proxy_async_shared();

@@ -174,19 +174,20 @@ struct DecodeRing {
 #pragma unroll 1
     for (uint32_t i = 0; i < kDecodeDepth; ++i) copy<false>();
   }
-  // Waits for the oldest subtile, reads it, and starts the copy of the next one into its slot.
-  template <bool kDown>
-  __device__ void take(Bf16Products::Weights (&weights)[2]) {
+  // Waits for the oldest subtile.
+  __device__ static void wait() {
     cuda::ptx::cp_async_wait_group<kDecodeDepth - 1>();
     __syncwarp();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint4 codes = load_shared_16(lane_codes + slot + half * 512);
-      const uint2 scales = load_shared_8(lane_scales + slot + half * 64);
-      weights[half].codes[0] = codes.x, weights[half].codes[1] = codes.y;
-      weights[half].codes[2] = codes.z, weights[half].codes[3] = codes.w;
-      weights[half].scales[0] = scales.x, weights[half].scales[1] = scales.y;
-    }
+  }
+  // Reads 64 k of the oldest subtile.
+  __device__ Bf16Products::Weights read(int half) const {
+    const uint4 codes = load_shared_16(lane_codes + slot + half * 512);
+    const uint2 scales = load_shared_8(lane_scales + slot + half * 64);
+    return {{codes.x, codes.y, codes.z, codes.w}, {scales.x, scales.y}};
+  }
+  // Starts the copy of the next subtile into the slot of the oldest one, which has been read.
+  template <bool kDown>
+  __device__ void replace() {
     __syncwarp();
     copy<kDown>();
   }
@@ -205,21 +206,21 @@ struct DecodeRing {
   }
 };
 
-// Activations of a subtile for one lane: two k16 steps in each vector.
+// Activations of 64 k for one lane: two k16 steps in each vector.
 struct DecodeColumns {
-  uint4 words[4];
+  uint4 words[2];
 };
 
 // Two chains of accumulators: rows r and r + 8 of the weights, tokens 2q and 2q + 1.
 struct DecodeAccumulators {
   float chains[2][4] = {};
 
-  __device__ void multiply(const Bf16Products::Weights (&weights)[2], const DecodeColumns& columns,
+  __device__ void multiply(const Bf16Products::Weights& weights, const DecodeColumns& columns,
                            const Bf16Products::Constants& constants) {
 #pragma unroll
-    for (int step = 0; step < 8; ++step) {
+    for (int step = 0; step < Bf16Products::kSteps; ++step) {
       uint32_t fragment[4];
-      Bf16Products::dequantize(weights[step / 4], step % 4, constants, fragment);
+      Bf16Products::dequantize(weights, step, constants, fragment);
       const uint4& words = columns.words[step / 2];
       cuda::mma_bf16(chains[step % 2], fragment, step % 2 == 0 ? words.x : words.z,
                      step % 2 == 0 ? words.y : words.w);
@@ -238,43 +239,39 @@ struct SharedColumns {
   __device__ DecodeColumns next() {
     DecodeColumns columns;
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i)
+    for (uint32_t i = 0; i < 2; ++i)
       columns.words[i] = DecodeRing<DecodeSubtiles>::load_shared_16(at + i * 64);
-    at += 256;
+    at += 128;
     return columns;
   }
 };
-// A row of the intermediate in global memory. Reads one subtile ahead: dequantizing hides that.
+// Where a lane reads a row of the intermediate in global memory.
+struct ColumnsAt {
+  const uint8_t* first;  // this lane's first 16 bytes
+  int32_t vectors;       // of 32 k, that the row still has from there on
+};
+// A row of the intermediate in global memory; zeros after its end. Reads 64 k ahead, which
+// dequantizing hides.
 class GlobalColumns {
  public:
-  // at: this lane's first 16 bytes. vectors: of 32 k, that the row still has from there on. Further
-  // ones are 0.
-  __device__ GlobalColumns(const uint8_t* at, int32_t vectors) : at_(at), vectors_(vectors) {
-    read();
-  }
+  __device__ explicit GlobalColumns(const ColumnsAt& from) : from_(from) { read(); }
   __device__ DecodeColumns next() {
     const DecodeColumns columns = ahead_;
-    at_ += 256, vectors_ -= 4;
+    from_.first += 128, from_.vectors -= 2;
     read();
     return columns;
   }
 
  private:
   __device__ void read() {
-    if (vectors_ >= 4) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        ahead_.words[i] = __ldcg(reinterpret_cast<const uint4*>(at_ + i * 64));
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        ahead_.words[i] =
-            i < vectors_ ? __ldcg(reinterpret_cast<const uint4*>(at_ + i * 64)) : uint4{};
-    }
+    for (int i = 0; i < 2; ++i)
+      ahead_.words[i] = i < from_.vectors
+                            ? __ldcg(reinterpret_cast<const uint4*>(from_.first + i * 64))
+                            : uint4{};
   }
 
-  const uint8_t* at_;
-  int32_t vectors_;
+  ColumnsAt from_;
   DecodeColumns ahead_;
 };
 
@@ -285,13 +282,16 @@ __device__ inline void multiply_subtiles(DecodeRing<DecodeSubtiles>& ring, Colum
                                          int32_t count, const Bf16Products::Constants& constants,
                                          float (&to)[4]) {
   DecodeAccumulators accumulators;
-  // Down's columns are read ahead into other registers: in pairs they need no copies.
-#pragma unroll(kDown ? 2 : 1)
+#pragma unroll 1
   for (; count > 0; --count) {
-    const DecodeColumns now = columns.next();
-    Bf16Products::Weights weights[2];
-    ring.take<kDown>(weights);
-    accumulators.multiply(weights, now, constants);
+    ring.wait();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const DecodeColumns now = columns.next();
+      const Bf16Products::Weights weights = ring.read(half);
+      if (half == 1) ring.template replace<kDown>();
+      accumulators.multiply(weights, now, constants);
+    }
   }
   accumulators.sum(to);
 }

@@ -216,7 +216,7 @@ __device__ void take_best(int top_k, SharedSelection<kPerLane>& shared) {
   __syncwarp();
 }
 
-// Called by all threads; the result is the first warp's.
+// row: a token's logits (E). Called by all threads; the result is the first warp's.
 template <int kPerLane>
 __device__ Selected select(const SelectExperts& call, const void* row,
                            SharedSelection<kPerLane>& shared) {
@@ -252,7 +252,7 @@ __device__ Selected select(const SelectExperts& call, const void* row,
   return selected;
 }
 
-// Called by one warp.
+// row: a token's logits (E). Called by one warp.
 __device__ inline Selected look_up(const SelectExperts& call, const void* row, int64_t t) {
   const int lane = threadIdx.x % 32;
   const int64_t token = load_index(call.token_ids, call.token_ids_dtype, t);
@@ -301,7 +301,7 @@ __device__ inline float router_weight(const SelectExperts& call, const Selected&
   return router::weight_of(score, divide, divisor, factor, selected.nonfinite);
 }
 
-// The row of a token's logits.
+// The row of a token's logits (E).
 __device__ inline const uint8_t* logits_row(const SelectExperts& call, int64_t token) {
   return static_cast<const uint8_t*>(call.logits) +
          token * call.logits_stride * element_bytes(call.logits_dtype);

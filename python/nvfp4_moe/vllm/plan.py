@@ -40,6 +40,7 @@ class LayerPlan:
         options: Fields of MoeConfig.
         dummy: The weights are random bytes.
         own_router: The library selects the experts if it knows the router (router.py).
+        own_groups: It does so for groups of experts too, although vLLM's kernel for them is faster.
         max_tokens: The most tokens of all ranks whose rows vLLM gathers.
         filled: How much of intermediate_size the checkpoint has for this rank; the rest is padding.
         ranks: How the library exchanges between ranks (ranks.py); None if vLLM does.
@@ -52,6 +53,7 @@ class LayerPlan:
     max_tokens: int
     dummy: bool
     own_router: bool
+    own_groups: bool
     filled: int
     activations: str
     ranks: RanksPlan | None = None
@@ -223,7 +225,8 @@ def _plan(layer: Any, name: str, chosen: Settings, form: Form, declared: Declare
     ranks = _ranks(moe, name, chosen)
     runners = getattr(getattr(_current_config(), "compilation_config", None), "static_forward_context", {})
     filled, most = _filled(moe, inner), _max_tokens(moe)
-    return LayerPlan(name, options, most, dummy, own_router, filled, activations, ranks, runners)
+    own_groups = chosen.router == "own"
+    return LayerPlan(name, options, most, dummy, own_router, own_groups, filled, activations, ranks, runners)
 
 
 _refusals: dict[str, str] = {}  # name of a layer left to vLLM -> the reason

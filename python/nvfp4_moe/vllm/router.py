@@ -111,6 +111,8 @@ def _known(layer: Any, plan: LayerPlan) -> OwnRouter:
         config = RouterConfig(int(router.global_num_experts), int(router.top_k), **options)
     if (config.num_experts, config.top_k) != (plan.options["num_experts"], plan.options["top_k"]):
         raise LeftToEngine(f"{name} selects {config.top_k} of {config.num_experts} experts, and the layer does not")
+    if config.num_expert_group > 1 and not plan.own_groups:
+        raise LeftToEngine("its kernel for groups of experts is faster; NVFP4_MOE_ROUTER=own has the library select")
     if config.correction_bias:
         device_type = torch.device(layer.moe_config.device).type
         check_bias("e_score_correction_bias", router.e_score_correction_bias, config.num_experts, device_type)

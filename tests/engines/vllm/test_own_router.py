@@ -6,6 +6,7 @@ the routers for GPUs need one. In float32 neither side is the truth, so a token 
 
 from __future__ import annotations
 
+import dataclasses
 import types
 
 import layers
@@ -163,6 +164,23 @@ def test_a_bias_chooses_experts_and_does_not_weigh_them(vllm_config, log):
     assert ids.tolist() == [[5, 0]]
     scores = torch.sigmoid(torch.linspace(1, 0, EXPERTS))[[5, 0]]
     torch.testing.assert_close(weights[0], scores / scores.sum())
+
+
+def test_vllm_selects_from_groups_unless_asked(vllm_config, log, on, monkeypatch):
+    from nvfp4_moe.vllm.plan import plan_of
+    from nvfp4_moe.vllm.router import own_router
+
+    on("GPU")
+    groups_of_2 = GROUPS_OF_1 | {"num_expert_group": EXPERTS // 2, "topk_group": 2}
+    bias = torch.nn.Parameter(torch.zeros(EXPERTS))
+    for asked, options in (("auto", groups_of_2), ("own", groups_of_2), ("auto", GROUPS_OF_1)):
+        monkeypatch.setenv("NVFP4_MOE_ROUTER", asked)
+        layer = layers.with_runner(Layer(moe_config()), **options, e_score_correction_bias=bias)
+        plan = dataclasses.replace(plan_of(layer, NAME), own_router=True)  # on a CPU auto means vLLM
+        assert (own_router(layer, plan) is None) == (asked == "auto" and options is groups_of_2)
+    assert log.lines[0] == (
+        f"{SAID}its kernel for groups of experts is faster; NVFP4_MOE_ROUTER=own has the library select"
+    )
 
 
 # ---- through the method

@@ -54,6 +54,8 @@ TABLES = [
     ("| tokens | one rank | own experts |", 0, 9, "exchange-2h200-39f28d9"),
     ("| tokens | routing | busiest rank over even |", 0, 8, "exchange-2h200-39f28d9"),
     ("| 48 layers | this library | Marlin |", 0, 3, "vllm-qwen-next-h200-307cfa0"),
+    ("| 52 layers | this library | Marlin |", 0, 3, "vllm-nemotron-h200-b61ebb1"),
+    ("| us: this library, vLLM's kernel |", 0, 6, "router-h200-b61ebb1"),
     ("| | this library | Triton experts |", 0, 3, "vllm-serve-gpt-oss-h200-507f388"),
     ("| | this library | Marlin | Humming 0.1.20 |", 0, 4, "vllm-serve-nemotron-h200-49d9be9"),
     ("| of 440 positions | compared |", 0, 4, "vllm-tokens-minimax-m3-h200-49d9be9"),

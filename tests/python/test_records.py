@@ -54,6 +54,7 @@ TABLES = [
     ("| tokens | one rank | own experts |", 0, 9, "exchange-2h200-39f28d9"),
     ("| tokens | routing | busiest rank over even |", 0, 8, "exchange-2h200-39f28d9"),
     ("| 48 layers | this library | Marlin |", 0, 3, "vllm-qwen-next-h200-307cfa0"),
+    ("| MLPs | perplexity |", 0, 4, "perplexity-cpu-540e3d6"),
     ("| 52 layers | this library | Marlin |", 0, 3, "vllm-nemotron-h200-b61ebb1"),
     ("| us: this library, vLLM's kernel |", 0, 6, "router-h200-b61ebb1"),
     ("| | this library | Triton experts |", 0, 3, "vllm-serve-gpt-oss-h200-507f388"),

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,7 +25,11 @@ Function of_fake(const char* name) {
   void* const handle = dlopen(library().c_str(), RTLD_NOW);
   return reinterpret_cast<Function>(dlsym(handle, name));
 }
-inline std::string calls() { return of_fake<const char* (*)()>("fake_nccl_log")(); }
+inline std::string calls() {
+  static std::mutex mutex;  // the double has one log, which the next call overwrites
+  const std::lock_guard lock(mutex);
+  return of_fake<const char* (*)()>("fake_nccl_log")();
+}
 inline int communicators() { return of_fake<int (*)()>("fake_nccl_communicators")(); }
 
 // A setting of the double until the end of the scope.
